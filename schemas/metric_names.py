@@ -1,0 +1,66 @@
+"""Every metric name, once, so that a typo fails the type checker. `staleness/...` names are Dressage's."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+MetricName = Literal[
+    # groups that the window dropped so far
+    "staleness/dropped_groups",
+    # index of the newest version in the window's order
+    "staleness/current_version_index",
+    # oldest index that is kept
+    "staleness/cutoff_version_index",
+    # gaps from the newest version to the versions of a batch's trajectories
+    "staleness/version_gap_min",
+    "staleness/version_gap_max",
+    "staleness/version_gap_mean",
+    # distinct real versions per trajectory
+    "staleness/version_span_min",
+    "staleness/version_span_max",
+    "staleness/version_span_mean",
+    # refusals by rule 4
+    "staleness/partial_rollout_rejected_groups",
+    "staleness/partial_rollout_rejected_samples",
+]
+
+ProxyMetric = Literal[
+    # requests answered, by api and status
+    "hoofprint_requests_total",
+    # seconds in the engine / until the log acknowledged / in the proxy itself
+    "hoofprint_engine_seconds",
+    "hoofprint_log_seconds",
+    "hoofprint_own_seconds",
+    # generations cut by a weight update, and those that went on
+    "hoofprint_preemptions_total",
+    "hoofprint_resumes_total",
+    # refusals by code
+    "hoofprint_refusals_total",
+    # tokens that a full re-encoding would have changed
+    "hoofprint_tito_mismatch_tokens_total",
+    # requests waiting at the gate, and in flight
+    "hoofprint_gate_waiting",
+    "hoofprint_inflight",
+    "hoofprint_open_sessions",
+    # output tokens recorded
+    "hoofprint_output_tokens_total",
+    # replies without any version, and per-token version lists that did not cover the output
+    "hoofprint_unknown_version_total",
+    "hoofprint_span_mismatch_total",
+    # advisory request fields that were ignored
+    "hoofprint_ignored_fields_total",
+]
+
+StreamMetric = Literal[
+    "hoofprint_events_total",
+    "hoofprint_duplicates_total",
+    "hoofprint_void_events_total",
+    "hoofprint_closed_attempt_events_total",
+    "hoofprint_dead_letters_total",
+    "hoofprint_open_groups",
+    "hoofprint_groups_completed_total",
+    "hoofprint_groups_failed_total",
+    "hoofprint_verdicts_total",
+    "hoofprint_batches_total",
+    "hoofprint_outstanding_groups",
+]

@@ -1,0 +1,92 @@
+"""Rule 1: which version labels are real, and which weights produced which output token.
+
+The label kept is the stripped one, everywhere. An unreal version neither advances the window nor drops anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+UNREAL = frozenset({"", "-1", "unknown", "none"})
+UNKNOWN = "unknown"
+
+
+class VersionSpan(msgspec.Struct, frozen=True):
+    """Half-open run `[start, stop)` of output tokens that one version produced."""
+
+    version: str
+    start: int
+    stop: int
+
+
+def real_version(label: object) -> str | None:
+    """The stripped label when it is real, else None. `0`, `default` and `-1.0` are real."""
+    if label is None:
+        return None
+    text = str(label).strip()
+    return None if text.casefold() in UNREAL else text
+
+
+def distinct_real(labels: Iterable[object]) -> list[str]:
+    """Real labels in the order in which they were first seen."""
+    seen: dict[str, None] = {}
+    for label in labels:
+        real = real_version(label)
+        if real is not None:
+            seen.setdefault(real)
+    return list(seen)
+
+
+def spans_of_reply(meta_info: Mapping[str, object], output_tokens: int) -> tuple[list[VersionSpan], bool]:
+    """Version spans of one engine reply, best source first, and whether the per-token list had to be given up.
+
+    Sources: `weight_versions` (list of `{version, start, end}` over the output), else `weight_version`, else
+    `version`, else unknown. A per-token list that does not cover the output exactly is not trusted: its last label
+    is used for all of it, and the second result is True.
+    """
+    if output_tokens == 0:
+        return [], False
+    listed = meta_info.get("weight_versions")
+    if isinstance(listed, Sequence) and not isinstance(listed, str) and listed:
+        spans = [
+            VersionSpan(str(s.get("version", UNKNOWN)).strip() or UNKNOWN, int(s.get("start", -1)), int(s.get("end", -1)))
+            for s in listed
+            if isinstance(s, Mapping)
+        ]
+        spans = [s for s in spans if s.stop > s.start]
+        if covers(spans, output_tokens):
+            return merge_spans(spans), False
+        last = spans[-1].version if spans else UNKNOWN
+        return [VersionSpan(last, 0, output_tokens)], True
+    scalar = meta_info.get("weight_version") or meta_info.get("version")
+    return [VersionSpan(real_version(scalar) or UNKNOWN, 0, output_tokens)], False
+
+
+def covers(spans: Sequence[VersionSpan], length: int) -> bool:
+    """Whether the spans partition `[0, length)` in order."""
+    at = 0
+    for span in spans:
+        if span.start != at or span.stop < span.start:
+            return False
+        at = span.stop
+    return at == length
+
+
+def merge_spans(spans: Iterable[VersionSpan]) -> list[VersionSpan]:
+    """Neighbouring spans of one version become one; empty spans go."""
+    merged: list[VersionSpan] = []
+    for span in spans:
+        if span.stop <= span.start:
+            continue
+        if merged and merged[-1].version == span.version and merged[-1].stop == span.start:
+            merged[-1] = VersionSpan(span.version, merged[-1].start, span.stop)
+        else:
+            merged.append(span)
+    return merged
+
+
+def append_spans(spans: Sequence[VersionSpan], more: Iterable[VersionSpan], offset: int) -> list[VersionSpan]:
+    """Spans of a resumed chunk, which counts from 0, behind the `offset` tokens that are there already."""
+    return merge_spans([*spans, *(VersionSpan(s.version, s.start + offset, s.stop + offset) for s in more)])
