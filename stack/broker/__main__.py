@@ -2,8 +2,8 @@
 
 Python prepares (jars, Java, configuration, format) and then becomes Java (exec, the same pid), so that a
 supervisor which started this command signals and waits for the broker itself. It is ready when
-`ready.await_broker` returns. SIGTERM stops it cleanly (exit status 143). If the preparation fails: one line on
-stderr, exit status 2.
+`ready.await_broker` returns. SIGTERM stops it cleanly (exit status 143). If the preparation fails: one line
+on stderr, exit status 2.
 """
 
 from __future__ import annotations
