@@ -1,0 +1,72 @@
+# Every target sets up what it needs: `make demo` works in a fresh clone.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+UV_VERSION := 0.13.9
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hoofprint
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.hoofprint-ready
+# services import twice as fast from compiled bytecode
+export UV_COMPILE_BYTECODE := 1
+unexport PYTHONDONTWRITEBYTECODE
+
+MODEL ?= dial
+ENGINE ?= cpu
+PYTEST_ARGS ?=
+
+.PHONY: help
+help: ## This list
+	@grep -hE '^[a-zA-Z_%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+
+.PHONY: setup
+setup: $(READY) ## Virtual environment, dependencies (hash-checked), Kafka's jars
+
+$(CACHE)/uv-$(UV_VERSION)/bin/uv:
+	@echo "setup: uv $(UV_VERSION) into the per-user cache"
+	@$(PYTHON) -m venv $(CACHE)/uv-$(UV_VERSION)
+	@$(CACHE)/uv-$(UV_VERSION)/bin/python -m pip install --quiet uv==$(UV_VERSION)
+
+$(READY): requirements.lock pyproject.toml $(CACHE)/uv-$(UV_VERSION)/bin/uv
+	@echo "setup: dependencies into $(VENV)"
+	@test -x $(BIN)/python || $(CACHE)/uv-$(UV_VERSION)/bin/uv venv --quiet --python $(PYTHON) $(VENV)
+	@VIRTUAL_ENV=$(VENV) $(CACHE)/uv-$(UV_VERSION)/bin/uv pip sync --quiet --require-hashes requirements.lock
+	@VIRTUAL_ENV=$(VENV) $(CACHE)/uv-$(UV_VERSION)/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@ln -sf $(CACHE)/uv-$(UV_VERSION)/bin/uv $(BIN)/uv
+	@$(BIN)/python -m stack.broker.jars
+	@touch $(READY)
+
+node_modules/.package-lock.json: package.json package-lock.json
+	@npm ci --silent --no-audit --no-fund
+
+.PHONY: demo
+demo: $(READY) ## Train a policy end to end: MODEL=dial (default) or smollm2
+	$(BIN)/hoofprint demo --task $(MODEL) --engine $(ENGINE)
+
+.PHONY: test
+test: $(READY) node_modules/.package-lock.json ## All tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(READY) ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(READY) ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: bench-%
+bench-%: $(READY) ## A benchmark by name, e.g. bench-data_plane
+	$(BIN)/python -m benchmarks.$*
+
+.PHONY: lock
+lock: $(CACHE)/uv-$(UV_VERSION)/bin/uv ## Resolve the dependencies again: versions and hashes, no addresses
+	$< pip compile --quiet --group dev pyproject.toml --generate-hashes --no-emit-index-url --python-version 3.11 -o requirements.lock
+
+.PHONY: clean
+clean: ## Remove the virtual environment and caches of this clone (runs stay)
+	rm -rf $(VENV) node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
