@@ -50,7 +50,7 @@ def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
     while len(values) < count and time.monotonic() < deadline:
         message = consumer.poll(0.2)
         if message is not None and message.error() is None:
-            values.append(message.value())
+            values.append(message.value() or b"")
     consumer.close()
     return values
 
