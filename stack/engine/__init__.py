@@ -1,0 +1,15 @@
+"""The CPU engine: a real causal LM in torch behind SGLang's HTTP contract, for machines without a GPU.
+
+It serves any Llama- or Qwen3-style Hugging Face checkpoint directory. One thread runs the model with continuous
+batching (`scheduler`), one event loop answers HTTP (`server`); the two exchange `Generation` objects.
+
+checkpoint   config.json and safetensors to a `ModelSpec` and `Weights`
+model        the forward pass over slots of a key-value cache (`kvcache`)
+sampling     draws tokens from logits; the noise depends on seed and position alone
+contract     the HTTP bodies: what is accepted, what is refused and how, what is answered
+generation   one request's life: tokens, log-probs, version spans, finish reason
+batch        the running requests as rows of numpy columns
+scheduler    the loop: admit, prefill, decode, pause, retract, change weights
+server       the ASGI application; `python -m stack.engine` starts it
+launch       starts the engine as a child process and waits until it is healthy
+"""
