@@ -10,7 +10,7 @@ import io
 import json
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import fastavro
 import msgspec
@@ -67,7 +67,9 @@ def encode(event: Event) -> bytes:
     try:
         fastavro.schemaless_writer(out, coder.schema, msgspec.to_builtins(event, builtin_types=(bytes,)))
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as wrong:
-        raise IncompatibleEvent(f"{type(event).__name__} does not fit its schema: {wrong}", event=type(event).__name__) from wrong
+        raise IncompatibleEvent(
+            f"{type(event).__name__} does not fit its schema: {wrong}", event=type(event).__name__
+        ) from wrong
     return out.getvalue()
 
 
@@ -75,7 +77,9 @@ def decode(raw: bytes) -> Event:
     """The event in `raw`. Raises UnknownEvent (not our framing or schema) or IncompatibleEvent (broken body)."""
     coder = _coders()[1].get(bytes(raw[:HEADER_SIZE]))
     if coder is None:
-        raise UnknownEvent("no schema has this fingerprint", header=bytes(raw[:HEADER_SIZE]).hex(), size=len(raw))
+        raise UnknownEvent(
+            "no schema has this fingerprint", header=bytes(raw[:HEADER_SIZE]).hex(), size=len(raw)
+        )
     stream = io.BytesIO(raw)
     stream.seek(HEADER_SIZE)
     name = coder.event_type.__name__
@@ -84,8 +88,15 @@ def decode(raw: bytes) -> Event:
         rest = len(raw) - stream.tell()
         if rest:
             raise IncompatibleEvent(f"{name} has bytes behind its end", event=name, rest=rest)
-        return cast("Event", msgspec.convert(record, coder.event_type, builtin_types=(bytes,)))
-    except (EOFError, IndexError, ValueError, TypeError, OverflowError, MemoryError) as wrong:  # msgspec's error is a ValueError
+        return msgspec.convert(record, coder.event_type, builtin_types=(bytes,))
+    except (
+        EOFError,
+        IndexError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        MemoryError,
+    ) as wrong:  # msgspec's error is a ValueError
         raise IncompatibleEvent(f"{name} does not decode: {wrong}", event=name, size=len(raw)) from wrong
 
 
@@ -94,6 +105,8 @@ def decode_as(raw: bytes, event_type: type[E]) -> E:
     event = decode(raw)
     if not isinstance(event, event_type):
         raise IncompatibleEvent(
-            f"expected {event_type.__name__}, found {type(event).__name__}", expected=event_type.__name__, found=type(event).__name__
+            f"expected {event_type.__name__}, found {type(event).__name__}",
+            expected=event_type.__name__,
+            found=type(event).__name__,
         )
     return event

@@ -164,7 +164,9 @@ class Overloaded(RolloutError):
     code = "overloaded"
     http_status = 429
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0, http_status: int = 429, **detail: object) -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: float = 1.0, http_status: int = 429, **detail: object
+    ) -> None:
         super().__init__(message, retry_after_s=retry_after_s, **detail)
         self.retry_after_s = retry_after_s
         self.http_status = http_status

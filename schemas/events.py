@@ -105,7 +105,7 @@ class EndFacts(msgspec.Struct, frozen=True):
     reason: str
     reward: float | None = None
     reward_pending: bool = False
-    components: dict[str, float] = {}  # noqa: RUF012 — msgspec copies defaults
+    components: dict[str, float] = {}
     detail: str | None = None
 
 
@@ -169,7 +169,7 @@ class RewardAssigned(Event, frozen=True, kw_only=True):
     sample_index: int | None = None
     session_id: str | None = None
     reward: float
-    components: dict[str, float] = {}  # noqa: RUF012
+    components: dict[str, float] = {}
     source: str
 
 
@@ -424,7 +424,7 @@ class DeadLetter(Event, frozen=True, kw_only=True):
     partition: int
     offset: int
     key: bytes | None
-    headers: dict[str, bytes] = {}  # noqa: RUF012
+    headers: dict[str, bytes] = {}
     reason: str
     raw: bytes
 

@@ -51,7 +51,11 @@ def spans_of_reply(meta_info: Mapping[str, object], output_tokens: int) -> tuple
     listed = meta_info.get("weight_versions")
     if isinstance(listed, Sequence) and not isinstance(listed, str) and listed:
         spans = [
-            VersionSpan(str(s.get("version", UNKNOWN)).strip() or UNKNOWN, int(s.get("start", -1)), int(s.get("end", -1)))
+            VersionSpan(
+                str(s.get("version", UNKNOWN)).strip() or UNKNOWN,
+                int(s.get("start", -1)),
+                int(s.get("end", -1)),
+            )
             for s in listed
             if isinstance(s, Mapping)
         ]

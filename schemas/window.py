@@ -101,4 +101,6 @@ class VersionWindow:
         """Judge one group by the versions of its trajectories; those without a real version have no say."""
         places = [i for i in map(self.index, trajectory_versions) if i is not None]
         stale = self.keep_versions > 0 and any(i < self.cutoff_index for i in places)
-        return WindowFacts(stale, self.current_index, self.cutoff_index, tuple(self.current_index - i for i in places))
+        return WindowFacts(
+            stale, self.current_index, self.cutoff_index, tuple(self.current_index - i for i in places)
+        )
