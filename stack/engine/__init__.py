@@ -1,7 +1,8 @@
 """The CPU engine: a real causal LM in torch behind SGLang's HTTP contract, for machines without a GPU.
 
-It serves any Llama- or Qwen3-style Hugging Face checkpoint directory. One thread runs the model with continuous
-batching (`scheduler`), one event loop answers HTTP (`server`); the two exchange `Generation` objects.
+It serves any Llama- or Qwen3-style Hugging Face checkpoint directory. One thread runs the model with
+continuous batching (`scheduler`), one event loop answers HTTP (`server`); the two exchange `Generation`
+objects.
 
 checkpoint   config.json and safetensors to a `ModelSpec` and `Weights`
 model        the forward pass over slots of a key-value cache (`kvcache`)

@@ -47,14 +47,15 @@ def main() -> int:
     import uvicorn
 
     from schemas.errors import ConfigError
-    from stack.engine.server import Engine, EngineOptions
+    from stack.engine.control import EngineOptions
+    from stack.engine.server import Engine
 
     options = vars(args)
     host, port = options.pop("host"), options.pop("port")
     try:
         engine = Engine(EngineOptions(**options))
     except ConfigError as error:
-        print(f"error: {error.message}", file=sys.stderr)  # noqa: T201
+        print(f"error: {error.message}", file=sys.stderr)
         return 2
     uvicorn.run(
         engine,

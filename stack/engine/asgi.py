@@ -1,7 +1,7 @@
 """The few ASGI moves that the engine needs: read a body, send JSON, send server-sent events.
 
-Why no framework: a rollout step sends hundreds of requests of a few tokens each, and routing, middleware and request
-objects would cost more CPU than the tokens.
+Why no framework: a rollout step sends hundreds of requests of a few tokens each, and routing, middleware
+and request objects would cost more CPU than the tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-class ClientGone(Exception):  # noqa: N818  (an event, not an error: nobody is left to be told)
+class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
 

@@ -1,7 +1,9 @@
-"""The running requests as rows: numpy columns that a decode step reads whole, and their slots in the key-value cache.
+"""The running requests as rows: numpy columns that a decode step reads whole, and their slots in the
+key-value cache.
 
 Row i lives in cache slot i. A row that ends is replaced by the last one, so rows stay 0..n-1 without holes.
-Invariant: `length[i]` tokens of row i are in the cache, and `last[i]` is the sampled token that is not there yet.
+Invariant: `length[i]` tokens of row i are in the cache, and `last[i]` is the sampled token that is not
+there yet.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Read a Hugging Face checkpoint directory (config.json, safetensors) of the Llama or Qwen3 family.
 
-Why not `transformers`: importing it costs seconds, and the engine reads a new checkpoint at every weight update. Weights
-are kept in the form that the forward pass wants: float32; q, k and v in one matrix, gate and up in one; the dimensions of
-each q and k head in interleaved order, so that the rotary embedding is one complex product (scores do not change when
-both sides are permuted alike). Tensors are always copies: the file may be replaced while the engine runs.
+Why not `transformers`: importing it costs seconds, and the engine reads a new checkpoint at every weight
+update. Weights are kept in the form that the forward pass wants: float32; q, k and v in one matrix, gate
+and up in one; the dimensions of each q and k head in interleaved order, so that the rotary embedding is one
+complex product (scores do not change when both sides are permuted alike). Tensors are always copies: the
+file may be replaced while the engine runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the forward pass must know of a checkpoint. Two checkpoints can replace each other when these are equal."""
+    """What the forward pass must know of a checkpoint. Two checkpoints can replace each other when these
+    are equal."""
 
     architecture: str
     model_type: str
@@ -72,7 +74,8 @@ class Weights:
 
 
 def read_spec(directory: Path) -> ModelSpec:
-    """Read and check `config.json` (both the old `rope_theta`/`rope_scaling` and the new `rope_parameters` spelling)."""
+    """Read and check `config.json` (both the old `rope_theta`/`rope_scaling` and the new `rope_parameters`
+    spelling)."""
     config = _read_json(directory / "config.json")
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in ARCHITECTURES:
@@ -187,8 +190,9 @@ def _read_layer(
 
 
 def _interleave(rows: Tensor, dim: int) -> Tensor:
-    """Reorder each head's rows from (first half, second half), as checkpoints have them, to pairs side by side."""
-    halves = rows.unflatten(0, (-1, 2, dim // 2))
+    """Reorder each head's rows from (first half, second half), as checkpoints have them, to pairs side by
+    side."""
+    halves = rows.view(-1, 2, dim // 2, *rows.shape[1:])
     return halves.transpose(1, 2).reshape(rows.shape)
 
 
@@ -219,7 +223,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _end_tokens(directory: Path, config: dict[str, Any]) -> frozenset[int]:
-    """End-of-sequence ids of both configs: chat models often name their end mark only in generation_config.json."""
+    """End-of-sequence ids of both configs: chat models often name their end mark only in
+    generation_config.json."""
     generation = directory / "generation_config.json"
     found: set[int] = set()
     for source in (config, _read_json(generation) if generation.is_file() else {}):

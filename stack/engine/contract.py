@@ -1,9 +1,10 @@
 """The bodies of SGLang's HTTP contract (0.5.23): what is accepted, what is refused, and with which words.
 
-Two shapes of refusal, as SGLang has them: a body that does not fit the contract gives `{"error": "sentence"}`; a request
-that fits but cannot be served gives `{"error": {"message": "sentence"}}`. Both are 400 and nothing has started then.
-Unknown top-level keys are ignored, unknown sampling parameters are refused. Known parameters that this engine does not
-have (grammars, several samples, logit bias, …) are refused when set: silently ignoring them would change the result.
+Two shapes of refusal, as SGLang has them: a body that does not fit the contract gives `{"error":
+"sentence"}`; a request that fits but cannot be served gives `{"error": {"message": "sentence"}}`. Both are
+400 and nothing has started then. Unknown top-level keys are ignored, unknown sampling parameters are
+refused. Known parameters that this engine does not have (grammars, several samples, logit bias, …) are
+refused when set: silently ignoring them would change the result.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from schemas.errors import BadRequest
 from stack.engine.generation import Generation
 from stack.engine.sampling import NO_TOP_K, Sampling
-
+from stack.engine.scheduler import PauseMode
 
 Body = TypeVar("Body")
 
@@ -27,7 +28,8 @@ class ContractError(BadRequest):
 
 
 class Refused(BadRequest):
-    """The request fits the contract but cannot be served: answered as `{"error": {"message": "sentence"}}`."""
+    """The request fits the contract but cannot be served: answered as `{"error": {"message":
+    "sentence"}}`."""
 
 
 class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,7 +95,7 @@ class AbortBody(msgspec.Struct):
 class PauseBody(msgspec.Struct):
     """`/pause_generation`."""
 
-    mode: str = "abort"
+    mode: PauseMode = "abort"
 
 
 class UpdateBody(msgspec.Struct):

@@ -14,7 +14,8 @@ from stack.engine.text import Text
 
 
 class Generate:
-    """Serves `/generate`. `live` maps the ids of unfinished requests to them: an id is unique while it lives."""
+    """Serves `/generate`. `live` maps the ids of unfinished requests to them: an id is unique while it
+    lives."""
 
     def __init__(
         self, scheduler: Scheduler, limits: Limits, text: Text, *, random_seed: int, incremental: bool
@@ -58,7 +59,7 @@ class Generate:
 
     async def _answer(self, generation: Generation, body: GenerateBody, send: Send) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        generation.listener = lambda: done.done() or done.set_result(None)
+        generation.listener = lambda: None if done.done() else done.set_result(None)
         self._scheduler.submit(generation)
         try:
             await done

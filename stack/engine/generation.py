@@ -1,9 +1,9 @@
 """One request's life inside the engine, and how it is reported.
 
-A `Generation` is created by an HTTP handler, filled by the scheduler thread, and read by the handler. The lists only
-grow, so the handler may read their first n entries at any time; `finish_reason` is set last.
-Version spans (SGLang's `meta_info.weight_versions`) are half-open ranges over output tokens; a change of the version
-label before the first token does not split.
+A `Generation` is created by an HTTP handler, filled by the scheduler thread, and read by the handler. The
+lists only grow, so the handler may read their first n entries at any time; `finish_reason` is set last.
+Version spans (SGLang's `meta_info.weight_versions`) are half-open ranges over output tokens; a change of
+the version label before the first token does not split.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Generation:
         self.spans.append((version, produced))
 
     def append(self, token: int, logprob: float) -> None:
-        """Take a sampled token and decide whether it was the last one (length is checked first, as SGLang does).
+        """Take a sampled token and decide whether it was the last one (length is checked first, as SGLang
+        does).
 
         A scoring call (`max_new_tokens` 0) takes none.
         """
@@ -101,7 +102,8 @@ class Generation:
         ]
 
     def meta_info(self, end: int, first: int, version: str) -> dict[str, Any]:
-        """`meta_info` for outputs [first, end); spans and latency are only in the final report (`end` is everything)."""
+        """`meta_info` for outputs [first, end); spans and latency are only in the final report (`end` is
+        everything)."""
         final = self.finish_reason is not None and end == len(self.output_ids)
         meta: dict[str, Any] = {
             "id": self.rid,

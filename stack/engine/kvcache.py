@@ -1,8 +1,9 @@
 """Key-value cache of fixed slots, grown on demand.
 
-Running requests always occupy slots 0..n-1, so a decode step works on views and copies nothing. When a request ends, the
-last row moves into its slot. The price is padding: a step attends over the longest running context for every row.
-Invariant: positions at and above a row's length hold garbage, which the attention mask hides until it is overwritten.
+Running requests always occupy slots 0..n-1, so a decode step works on views and copies nothing. When a
+request ends, the last row moves into its slot. The price is padding: a step attends over the longest
+running context for every row. Invariant: positions at and above a row's length hold garbage, which the
+attention mask hides until it is overwritten.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from stack.engine.checkpoint import ModelSpec
 
 
 class KVCache:
-    """One tensor (layers, 2, slots, kv_heads, positions, head_dim); index 0 of the second axis is keys, 1 is values."""
+    """One tensor (layers, 2, slots, kv_heads, positions, head_dim); index 0 of the second axis is keys, 1
+    is values."""
 
     def __init__(self, spec: ModelSpec, *, slots: int = 8, positions: int = 128) -> None:
         self._spec = spec

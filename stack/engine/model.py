@@ -1,8 +1,9 @@
 """The forward pass of Llama and Qwen3 on CPU, over slots of a `KVCache`.
 
-One function serves prefill and decode: row b brings T tokens whose first position is `start[b]`; keys and values are
-written at their positions, and each query sees the keys at and before its own position. Suffixes: B rows, T new tokens,
-L cached positions, E hidden size, H query heads, K key-value heads, G = H / K, D head size, N rows, V vocabulary.
+One function serves prefill and decode: row b brings T tokens whose first position is `start[b]`; keys and
+values are written at their positions, and each query sees the keys at and before its own position.
+Suffixes: B rows, T new tokens, L cached positions, E hidden size, H query heads, K key-value heads, G = H /
+K, D head size, N rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from stack.engine.kvcache import KVCache
 
 
 class CausalLM:
-    """A checkpoint ready to run. Instances are immutable but for the rotary table, which grows with the contexts."""
+    """A checkpoint ready to run. Instances are immutable but for the rotary table, which grows with the
+    contexts."""
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self.spec = spec
@@ -62,17 +64,19 @@ class CausalLM:
 
     def _project(self, x: Tensor, layer: LayerWeights, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         spec = self.spec
-        qkv = functional.linear(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, spec.head_dim))
+        rows, new = x.shape[:2]
+        qkv = functional.linear(x, layer.qkv, layer.qkv_bias).view(rows, new, -1, spec.head_dim)
         turned = spec.heads + spec.kv_heads
         qk = qkv[:, :, :turned]
         if layer.qk_norm is not None:
             qk = self._norm(qk, layer.qk_norm)
-        pairs = torch.view_as_complex(qk.unflatten(-1, (-1, 2)))
+        pairs = torch.view_as_complex(qk.view(rows, new, turned, -1, 2))
         qk = torch.view_as_real(pairs * rotation).flatten(-2)
         return qk[:, :, : spec.heads], qk[:, :, spec.heads :], qkv[:, :, turned:]
 
     def _attend(self, q_bthd: Tensor, keys_values: Tensor, mask: Tensor | None) -> Tensor:
-        """The G query heads that share a key head become G·T queries of that head: no copy of keys or values."""
+        """The G query heads that share a key head become G·T queries of that head: no copy of keys or
+        values."""
         rows, new = q_bthd.shape[:2]
         spec = self.spec
         group = spec.heads // spec.kv_heads
@@ -91,7 +95,8 @@ class CausalLM:
 
 
 def rope_frequencies(spec: ModelSpec) -> Tensor:
-    """Angle per position of each pair of dimensions (D / 2): plain, linear interpolation, or Llama 3's banded scaling."""
+    """Angle per position of each pair of dimensions (D / 2): plain, linear interpolation, or Llama 3's
+    banded scaling."""
     exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
     frequencies = 1.0 / (spec.rope_theta**exponents)
     if spec.rope_type == "linear":

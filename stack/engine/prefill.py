@@ -1,8 +1,8 @@
 """Run the known tokens of admitted requests and sample their first (or, after a retraction, next) token.
 
-Requests with the same tokens (the samples of one prompt group) are computed once: the others copy the cached keys and
-values. Long prompts run in chunks, so that the attention mask stays small. Rows are padded on the right; what padding
-writes lies above the row's length and is never seen.
+Requests with the same tokens (the samples of one prompt group) are computed once: the others copy the
+cached keys and values. Long prompts run in chunks, so that the attention mask stays small. Rows are padded
+on the right; what padding writes lies above the row's length and is never seen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ TOKEN_BUDGET = 4096
 
 
 def take_admissible(waiting: list[Generation], free_rows: int) -> list[Generation]:
-    """The longest head of the queue that fits into the free rows and the token budget (at least one request)."""
+    """The longest head of the queue that fits into the free rows and the token budget (at least one
+    request)."""
     count, longest = 0, 0
     for generation in waiting[:free_rows]:
         longest = max(longest, len(generation.prompt) + len(generation.output_ids))
@@ -31,7 +32,8 @@ def take_admissible(waiting: list[Generation], free_rows: int) -> list[Generatio
 
 
 def prefill(model: CausalLM, batch: Batch, admitted: list[Generation]) -> None:
-    """Append the admitted requests to the batch with their next token sampled; scoring calls end with none."""
+    """Append the admitted requests to the batch with their next token sampled; scoring calls end with
+    none."""
     first = len(batch)
     unique: dict[tuple[int, ...], int] = {}
     tokens_of = [tuple(g.tokens) for g in admitted]
@@ -68,7 +70,8 @@ def _run(
 
 
 def _prompt_logprobs(model: CausalLM, hidden_te: Tensor, generation: Generation) -> list[float]:
-    """log p of prompt tokens after `logprob_start`, at temperature 1 (SGLang does not scale prompt log-probs)."""
+    """log p of prompt tokens after `logprob_start`, at temperature 1 (SGLang does not scale prompt
+    log-probs)."""
     start, prompt = generation.logprob_start, generation.prompt
     found: list[float] = []
     for low in range(start, len(prompt) - 1, CHUNK):

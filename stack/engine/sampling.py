@@ -1,11 +1,13 @@
 """Draw one token per row from logits, with the log-probability that a trainer recomputes.
 
-Seeded draws repeat exactly: the uniform number of a row is a hash of (seed, absolute position of the new token) and the
-token is where it falls in the cumulative distribution. So a draw depends on seed, position and logits only, whoever else
-is in the batch; and a request that was aborted and sent again with its partial output continues the same random stream.
+Seeded draws repeat exactly: the uniform number of a row is a hash of (seed, absolute position of the new
+token) and the token is where it falls in the cumulative distribution. So a draw depends on seed, position
+and logits only, whoever else is in the batch; and a request that was aborted and sent again with its
+partial output continues the same random stream.
 
-The log-probability is that of the temperature-scaled distribution (after penalties) before top-k, top-p and min-p, as
-SGLang reports it; with temperature 0 the token is the argmax and the log-probability is at temperature 1.
+The log-probability is that of the temperature-scaled distribution (after penalties) before top-k, top-p and
+min-p, as SGLang reports it; with temperature 0 the token is the argmax and the log-probability is at
+temperature 1.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ def draw(
     truncation: tuple[Tensor, Tensor, Tensor] | None = None,
     with_distribution: bool = False,
 ) -> Draw:
-    """Sample rows of `logits` (N, V). `greedy` (N, bool) and `truncation` (top_k, top_p, min_p) only when a row uses them."""
+    """Sample rows of `logits` (N, V). `greedy` (N, bool) and `truncation` (top_k, top_p, min_p) only when a
+    row uses them."""
     scaled = logits / temperatures[:, None]
     peak = scaled.amax(-1, keepdim=True)
     weights = torch.exp(scaled - peak)
@@ -115,7 +118,8 @@ def truncate(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Te
 
 
 def adjust(logits_v: Tensor, sampling: Sampling, output_ids: list[int], end_ids: frozenset[int]) -> None:
-    """In place: penalties over the tokens this request has produced, and no end token before `min_new_tokens`."""
+    """In place: penalties over the tokens this request has produced, and no end token before
+    `min_new_tokens`."""
     if sampling.penalizes and output_ids:
         counts = torch.bincount(torch.tensor(output_ids), minlength=len(logits_v))
         seen = counts > 0

@@ -1,11 +1,13 @@
-"""The loop: one thread that admits, prefills, decodes, and obeys pause, abort and weight changes between steps.
+"""The loop: one thread that admits, prefills, decodes, and obeys pause, abort and weight changes between
+steps.
 
-Everything here but `submit` and `call` runs in that thread, so a command sees no step half done. Submissions do not wake
-a paced loop; commands do. Each iteration prefills what fits, then decodes one token for every running row.
-Weight changes follow SGLang: paused, or with `abort_all`, at once; else after every request that was already here, while
-later ones are held back. A pause in the meantime ends the wait. `retract` sends running requests back to the queue's
-head: they are prefilled again, under the weights of that moment, and go on; `in_place` keeps their cache as it is.
-Unlike SGLang, an abort reaches queued and paused requests at once.
+Everything here but `submit` and `call` runs in that thread, so a command sees no step half done.
+Submissions do not wake a paced loop; commands do. Each iteration prefills what fits, then decodes one token
+for every running row. Weight changes follow SGLang: paused, or with `abort_all`, at once; else after every
+request that was already here, while later ones are held back. A pause in the meantime ends the wait.
+`retract` sends running requests back to the queue's head: they are prefilled again, under the weights of
+that moment, and go on; `in_place` keeps their cache as it is. Unlike SGLang, an abort reaches queued and
+paused requests at once.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class Scheduler:
         self._inbox: deque[Generation] = deque()
         self._commands: deque[Callable[[], None]] = deque()
 
-    # -- called by other threads ---------------------------------------------------------------------------------------
+    # -- called by other threads --------------------------------------------------------------------
 
     def submit(self, generation: Generation) -> None:
         """Queue a request; `report` will tell of its progress."""
@@ -111,7 +113,7 @@ class Scheduler:
             self._commands.append(command)
             self._wake.notify()
 
-    # -- the loop ------------------------------------------------------------------------------------------------------
+    # -- the loop -----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Work until `stop`; an exception here is a bug and must end the process (see `server`)."""
@@ -184,7 +186,7 @@ class Scheduler:
                 news.append(generation)
         return news
 
-    # -- commands ------------------------------------------------------------------------------------------------------
+    # -- commands -----------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """End the loop after aborting what is left, so that no client waits for nothing."""
@@ -243,7 +245,8 @@ class Scheduler:
             future.set_result(self._apply(update))
 
     def _settle_update(self) -> None:
-        """Apply the pending update as soon as nothing that came before it is left, or the engine is paused."""
+        """Apply the pending update as soon as nothing that came before it is left, or the engine is
+        paused."""
         if self._pending is None or (self._paused is None and (self._batch.rows or self._waiting)):
             return
         update, future = self._pending

@@ -1,126 +1,74 @@
-"""The engine's ASGI application: the control endpoints of SGLang's contract, and errors in its two shapes.
+"""The engine's ASGI application: `/generate`, the control endpoints, and errors in the contract's two shapes.
 
-The model runs in the scheduler's thread; this event loop only parses, waits and renders. If that thread dies of a bug,
-the process ends: a supervisor starts a new engine, whereas a silent one would hold every client.
+The model runs in the scheduler's thread; this event loop only parses, waits and renders. If that thread
+dies of a bug, the process ends: a supervisor starts a new engine, whereas a silent one would hold every
+client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, get_args
 
 import torch
 
-from schemas.errors import BadRequest, ConfigError
-from stack.engine.asgi import ClientGone, Receive, Scope, Send, read_body, send_json
-from stack.engine.checkpoint import ModelSpec, read_spec, read_weights
-from stack.engine.contract import (
-    AbortBody,
-    ContractError,
-    Limits,
-    PauseBody,
-    Refused,
-    UpdateBody,
-    VersionBody,
-    decode,
-)
+from schemas.errors import BadRequest
+from stack.engine.asgi import ClientGone, Receive, Scope, Send, send_json
+from stack.engine.checkpoint import read_spec
+from stack.engine.contract import ContractError, Limits
+from stack.engine.control import Control, EngineOptions, load_model
 from stack.engine.generate import Generate
 from stack.engine.generation import Generation
-from stack.engine.model import CausalLM
-from stack.engine.scheduler import PauseMode, Scheduler, WeightUpdate
+from stack.engine.scheduler import Scheduler
 from stack.engine.text import Text
-
-Reply = tuple[int, object]
-NOT_FLUSHED = (
-    "Weights were updated, but the cache was not flushed because requests are still running or queued. "
-    "Pause with mode=retract or abort, or pass flush_cache=false."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What the command line decides."""
-
-    model_path: Path
-    weight_version: str = "default"
-    threads: int = 1
-    max_running: int = 128
-    context_length: int | None = None
-    random_seed: int = 0
-    min_step_ms: float = 0.0
-    incremental_streaming_output: bool = False
 
 
 class Engine:
-    """One served checkpoint."""
+    """One served checkpoint: an ASGI application that owns its scheduler's thread."""
 
     def __init__(self, options: EngineOptions) -> None:
-        self.options = options
-        self._started = time.time()
         torch.set_num_threads(options.threads)
-        self.spec = read_spec(options.model_path)
-        self._text = Text(options.model_path)
-        self._limits = Limits(
-            vocab_size=self.spec.vocab_size,
-            context_length=options.context_length or self.spec.context_length,
-            eos_token_ids=self.spec.eos_token_ids,
-            has_tokenizer=self._text.available,
+        spec = read_spec(options.model_path)
+        text = Text(options.model_path)
+        limits = Limits(
+            vocab_size=spec.vocab_size,
+            context_length=options.context_length or spec.context_length,
+            eos_token_ids=spec.eos_token_ids,
+            has_tokenizer=text.available,
         )
-        self.scheduler = Scheduler(
-            load_model(options.model_path, self.spec),
+        self._scheduler = Scheduler(
+            load_model(options.model_path, spec),
             model_path=str(options.model_path),
             version=options.weight_version,
             max_running=options.max_running,
             min_step_s=options.min_step_ms / 1000.0,
             threads=options.threads,
             report=self._report,
-            match_stop=self._text.match_stop,
+            match_stop=text.match_stop,
         )
-        self.generate = Generate(
-            self.scheduler,
-            self._limits,
-            self._text,
+        self._generate = Generate(
+            self._scheduler,
+            limits,
+            text,
             random_seed=options.random_seed,
             incremental=options.incremental_streaming_output,
         )
+        self._control = Control(options, spec, limits, self._scheduler)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run_scheduler, name="scheduler", daemon=True)
-        self._updating = asyncio.Lock()
-        self._routes: dict[str, tuple[tuple[str, ...], Callable[[bytes], Awaitable[Reply]]]] = {
-            "/abort_request": (("POST",), self._abort),
-            "/pause_generation": (("POST",), self._pause),
-            "/continue_generation": (("POST",), self._continue),
-            "/update_weights_from_disk": (("POST",), self._update_weights),
-            "/update_weight_version": (("POST",), self._update_version),
-            "/flush_cache": (("GET", "POST"), self._flush),
-            "/model_info": (("GET",), self._model_info),
-            "/get_model_info": (("GET",), self._model_info),
-            "/server_info": (("GET",), self._server_info),
-            "/get_server_info": (("GET",), self._server_info),
-            "/health": (("GET",), self._health),
-            "/health_generate": (("GET",), self._health),
-            "/ready": (("GET",), self._health),
-            "/v1/models": (("GET",), self._models),
-            "/v1/loads": (("GET",), self._loads),
-        }
-
-    # -- process -------------------------------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry point."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
         try:
             if scope["path"] == "/generate" and scope["method"] in ("POST", "PUT"):
-                await self.generate(receive, send)
+                await self._generate(receive, send)
             else:
                 await send_json(send, *await self._control(scope, receive))
         except ClientGone:
@@ -136,153 +84,24 @@ class Engine:
         self._thread.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        self.scheduler.call(self.scheduler.stop)
+        self._scheduler.call(self._scheduler.stop)
         await send({"type": "lifespan.shutdown.complete"})
 
     def _run_scheduler(self) -> None:
         try:
-            self.scheduler.run()
-        except BaseException:
+            self._scheduler.run()
+        except BaseException:  # noqa: BLE001  (the thread's boundary: whatever it was, the engine is dead)
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(70)
 
     def _report(self, news: list[Generation]) -> None:
         assert self._loop is not None
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             self._loop.call_soon_threadsafe(_tell, news)
-
-    async def _control(self, scope: Scope, receive: Receive) -> Reply:
-        methods, handler = self._routes.get(scope["path"], ((), self._health))
-        if not methods:
-            return 404, {"detail": "Not Found"}
-        if scope["method"] not in methods:
-            return 405, {"detail": "Method Not Allowed"}
-        return await handler(await read_body(receive))
-
-    # -- control endpoints ---------------------------------------------------------------------------------------------
-
-    async def _abort(self, raw: bytes) -> Reply:
-        body = decode(raw, AbortBody)
-        if not body.abort_all and body.rid is None:
-            raise ContractError("one of rid and abort_all must be given")
-        rid = None if body.abort_all else body.rid
-        await asyncio.wrap_future(self.scheduler.call(lambda: self.scheduler.abort(rid)))
-        return 200, None
-
-    async def _pause(self, raw: bytes) -> Reply:
-        mode = decode(raw, PauseBody).mode
-        if mode not in get_args(PauseMode):
-            raise ContractError(f"unknown mode `{mode}`, expected one of `abort`, `retract`, `in_place`")
-        await asyncio.wrap_future(self.scheduler.call(lambda: self.scheduler.pause(mode)))
-        return 200, {"message": "Generation paused successfully.", "status": "ok"}
-
-    async def _continue(self, raw: bytes) -> Reply:
-        await asyncio.wrap_future(self.scheduler.call(self.scheduler.resume))
-        return 200, {"message": "Generation continued successfully.", "status": "ok"}
-
-    async def _update_weights(self, raw: bytes) -> Reply:
-        body = decode(raw, UpdateBody)
-        async with self._updating:
-            try:
-                model = await asyncio.to_thread(load_model, Path(body.model_path), self.spec)
-            except ConfigError as error:
-                return 400, _outcome(False, f"Failed to update weights: {error.message}")
-            update = WeightUpdate(
-                model, body.model_path, body.weight_version, body.flush_cache, body.abort_all_requests
-            )
-            flushed = await asyncio.wrap_future(self.scheduler.update(update))
-        if not flushed:
-            return 400, _outcome(False, NOT_FLUSHED)
-        return 200, _outcome(True, "Succeeded to update model weights.")
-
-    async def _update_version(self, raw: bytes) -> Reply:
-        body = decode(raw, VersionBody)
-        update = WeightUpdate(None, None, body.new_version, False, body.abort_all_requests)
-        await asyncio.wrap_future(self.scheduler.update(update))
-        message = f"Weight version updated to {body.new_version}"
-        return 200, {"success": True, "message": message, "new_version": body.new_version}
-
-    async def _flush(self, raw: bytes) -> Reply:
-        done = await asyncio.wrap_future(self.scheduler.call(self.scheduler.flush_cache))
-        return (200, "Cache flushed.\n") if done else (400, "Flush cache failed.\n")
-
-    async def _health(self, raw: bytes) -> Reply:
-        return (200, None) if self._thread.is_alive() else (503, None)
-
-    async def _model_info(self, raw: bytes) -> Reply:
-        path = self.scheduler.model_path
-        return 200, {
-            "model_path": path,
-            "served_model_name": path,
-            "tokenizer_path": str(self.options.model_path) if self._text.available else None,
-            "is_generation": True,
-            "preferred_sampling_params": None,
-            "weight_version": self.scheduler.version,
-            "load_format": "auto",
-            "reasoning_parser": None,
-            "tool_call_parser": None,
-            "model_type": self.spec.model_type,
-            "architectures": [self.spec.architecture],
-            "vocab_size": self.spec.vocab_size,
-            "context_length": self._limits.context_length,
-        }
-
-    async def _server_info(self, raw: bytes) -> Reply:
-        load = await asyncio.wrap_future(self.scheduler.call(self.scheduler.load))
-        options = {**asdict(self.options), "model_path": self.scheduler.model_path, "device": "cpu"}
-        states = [{**asdict(load), "weight_version": self.scheduler.version}]
-        return 200, {
-            **options,
-            "weight_version": self.scheduler.version,
-            "internal_states": states,
-            "startup_time": self._started,
-            "version": "hoofprint-cpu-engine",
-        }
-
-    async def _models(self, raw: bytes) -> Reply:
-        card = {
-            "id": self.scheduler.model_path,
-            "object": "model",
-            "created": int(self._started),
-            "owned_by": "hoofprint",
-            "root": self.scheduler.model_path,
-            "max_model_len": self._limits.context_length,
-        }
-        return 200, {"object": "list", "data": [card]}
-
-    async def _loads(self, raw: bytes) -> Reply:
-        load = await asyncio.wrap_future(self.scheduler.call(self.scheduler.load))
-        counts = {
-            "num_running_reqs": load.running,
-            "num_waiting_reqs": load.waiting,
-            "num_used_tokens": load.cached_positions,
-            "num_steps": load.steps,
-        }
-        return 200, {"loads": [counts]}
-
-
-def load_model(directory: Path, expected: ModelSpec) -> CausalLM:
-    """Read a checkpoint that can take the place of `expected`; its end tokens and labels may differ."""
-    spec = read_spec(directory)
-    same = replace(spec, eos_token_ids=expected.eos_token_ids, model_type=expected.model_type)
-    if same != expected:
-        changed = [name for name, value in asdict(same).items() if value != getattr(expected, name)]
-        raise ConfigError(
-            f"{directory} has another architecture: {', '.join(changed)} differ.", changed=changed
-        )
-    with torch.inference_mode():
-        return CausalLM(spec, read_weights(directory, spec))
 
 
 def _tell(news: list[Generation]) -> None:
     for generation in news:
         if generation.listener is not None:
             generation.listener()
-
-
-def _outcome(success: bool, message: str) -> dict[str, Any]:
-    return {"success": success, "message": message, "num_paused_requests": 0}
-
-
-__all__ = ["Engine", "EngineOptions", "Refused", "load_model"]

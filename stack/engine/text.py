@@ -1,4 +1,5 @@
-"""Text of token ids, when the checkpoint directory holds a `tokenizer.json` (read by `tokenizers`, not `transformers`)."""
+"""Text of token ids, when the checkpoint directory holds a `tokenizer.json` (read by `tokenizers`, not
+`transformers`)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _TAIL_TOKENS = 16
-"""Tokens before the newest that may hold the start of a stop string; longer stop strings look further back."""
+"""Tokens before the newest that may hold the start of a stop string; longer stop strings look further
+back."""
 
 
 class Text:
@@ -35,7 +37,8 @@ class Text:
         return list(self._tokenizer.encode(text).ids)
 
     def output(self, generation: Generation, end: int) -> str | None:
-        """Text of the first `end` output tokens; what ended the generation is cut off, unless `no_stop_trim`."""
+        """Text of the first `end` output tokens; what ended the generation is cut off, unless
+        `no_stop_trim`."""
         if self._tokenizer is None:
             return None
         sampling = generation.sampling

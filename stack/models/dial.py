@@ -1,9 +1,9 @@
 """The untrained policy of the Dial task: a tiny Qwen3 checkpoint of 111k parameters.
 
-The directory is what `save_pretrained` writes, so our CPU engine, SGLang, vLLM and the trainer all read it. The
-initialisation is part of the task: embedding N(0, 1); every matrix N(0, 1/fan_in); what writes into the residual
-stream (`o_proj`, `down_proj`) is divided by sqrt(2 * layers); the output head is 0.02 * embedding, which makes the first
-policy nearly uniform. The same seed gives the same bytes of weights.
+The directory is what `save_pretrained` writes, so our CPU engine, SGLang, vLLM and the trainer all read it.
+The initialisation is part of the task: embedding N(0, 1); every matrix N(0, 1/fan_in); what writes into the
+residual stream (`o_proj`, `down_proj`) is divided by sqrt(2 * layers); the output head is 0.02 * embedding,
+which makes the first policy nearly uniform. The same seed gives the same bytes of weights.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_dial_checkpoint(path: Path, seed: int) -> Path:
         pad_token_id=None,
         dtype="float32",
     )
-    model = Qwen3ForCausalLM(config)
+    model: Any = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         _initialise(model, torch.Generator().manual_seed(seed))
     model.save_pretrained(path)
