@@ -32,7 +32,7 @@ SCALARS = {
     "seq-mean-token-mean": "seq-mean-token-mean",
     "constant": "seq-sum-over-const(B*6)",
 }
-TOKEN_CASES = {
+TOKEN_CASES: dict[str, tuple[str, dict[str, object]]] = {
     "ppo_grpo_clip": ("ppo", {"denominator": "prox"}),
     "dapo_clip_higher": ("ppo", {"denominator": "prox", "eps_high": 0.28}),
     "dual_clip": ("ppo", {"denominator": "prox", "dual_clip": 3.0}),
@@ -45,7 +45,7 @@ TOKEN_CASES = {
     "sat_all_ties": ("sat", {}),
     "sat_degenerate_q0": ("sat", {}),
 }
-SEQUENCE_CASES = {
+SEQUENCE_CASES: dict[str, tuple[str, dict[str, object]]] = {
     "gspo_paper_range": ("gspo", {"denominator": "prox"}),
     "gspo_0.2": ("gspo", {"denominator": "prox", "eps_low": 0.2, "eps_high": 0.2}),
     "sat_gspo_alpha0.9": ("sat_gspo", {}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ def write_checkpoint(directory: Path, *, tied: bool = False) -> Path:
         max_position_embeddings=64,
         tie_word_embeddings=tied,
     )
-    Qwen3ForCausalLM(config).save_pretrained(directory)
+    model: Any = Qwen3ForCausalLM
+    model(config).save_pretrained(directory)
     (directory / "tokenizer.json").write_text('{"version": "1.0"}')
     return directory
 
