@@ -1,0 +1,1 @@
+"""The tasks of the two demos: each is one module with `agent` and `dataset`."""
