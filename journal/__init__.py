@@ -1,0 +1,1 @@
+"""What touches Kafka and files for everyone: acknowledged produce, reading a log, topic creation, the payload store."""

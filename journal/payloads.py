@@ -1,0 +1,189 @@
+"""The payload store: large bytes under their own digest, at `<run_id>/<group_id>/<attempt>/<sha256>` below any fsspec URL.
+
+Written whole or not at all: locally a temporary file is renamed (and synced before, by setting); object stores have no
+half-written objects. The same bytes give the same place, so writing again is harmless. A reader checks the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+
+from schemas.errors import CorruptPayload, StoreError
+from schemas.events import PayloadRef
+
+_serial = itertools.count()
+
+
+class StoredPayload(NamedTuple):
+    """One file of the store; left-over temporary files (kill -9 in the middle of a write) are listed as well."""
+
+    uri: str
+    size: int
+    modified_at: int  # UTC microseconds
+
+
+class PayloadStore:
+    """`url`: any fsspec URL or a directory. `fsync`: a written payload survives a power loss."""
+
+    def __init__(self, url: str, fsync: bool = False) -> None:
+        self._fs, root = fsspec.core.url_to_fs(url)
+        self._root = root.rstrip("/")
+        self._local = Path(self._root) if isinstance(self._fs, LocalFileSystem) else None
+        self._fsync = fsync
+
+    def put(
+        self, run_id: str, group_id: str, attempt: int, data: bytes | memoryview, codec: str
+    ) -> PayloadRef:
+        """Store the bytes. StoreError: nothing was stored (disk full, store away)."""
+        digest = hashlib.sha256(data).hexdigest()
+        uri = f"{_part(run_id)}/{_part(group_id)}/{attempt}/{digest}"
+        size = memoryview(data).nbytes
+        ref = PayloadRef(uri, digest, size, codec)
+        try:
+            if self._local is not None:
+                self._put_local(self._local / uri, data, digest, size)
+            else:
+                self._fs.pipe_file(f"{self._root}/{uri}", bytes(data))
+        except OSError as problem:
+            raise _store_error("written", uri, problem) from problem
+        return ref
+
+    def get(self, ref: PayloadRef) -> bytes:
+        """The bytes. CorruptPayload: not those that were stored. StoreError: missing, or the store is away."""
+        path = self._path(ref)
+        try:
+            data = Path(path).read_bytes() if self._local is not None else self._fs.cat_file(path)
+        except OSError as problem:
+            raise _store_error("read", ref.uri, problem) from problem
+        _check(ref, data)
+        return bytes(data)
+
+    def open_arrow(self, ref: PayloadRef) -> pa.Table:
+        """The Arrow file as a table, its columns memory-mapped where the store is a directory; the digest is checked."""
+        try:
+            buffer = (
+                pa.memory_map(self._path(ref)).read_buffer()
+                if self._local is not None
+                else pa.py_buffer(self.get(ref))
+            )
+        except OSError as problem:
+            raise _store_error("read", ref.uri, problem) from problem
+        _check(ref, memoryview(buffer))
+        try:
+            return pa.ipc.open_file(pa.BufferReader(buffer)).read_all()
+        except (pa.ArrowInvalid, OSError) as wrong:
+            raise CorruptPayload(f"{ref.uri} is no Arrow file", uri=ref.uri, codec=ref.codec) from wrong
+
+    def delete(self, uri: str) -> None:
+        """Remove one file; an absent one is fine."""
+        path = self._inside(uri)
+        try:
+            self._fs.rm_file(path)
+        except FileNotFoundError:
+            return
+        except OSError as problem:
+            raise _store_error("deleted", uri, problem) from problem
+
+    def list(self, run_id: str) -> Iterator[StoredPayload]:
+        """Every file of a run."""
+        top = f"{self._root}/{_part(run_id)}"
+        try:
+            found: dict[str, dict[str, Any]] = self._fs.find(top, detail=True) if self._fs.exists(top) else {}
+        except OSError as problem:
+            raise _store_error("listed", run_id, problem) from problem
+        for path, info in sorted(found.items()):
+            yield StoredPayload(
+                str(PurePosixPath(path).relative_to(self._root)), int(info["size"]), _modified(info)
+            )
+
+    def _put_local(self, target: Path, data: bytes | memoryview, digest: str, size: int) -> None:
+        if _holds(target, digest, size):
+            return
+        temporary = target.with_name(f".{digest}.{os.getpid()}.{next(_serial)}.tmp")
+        try:
+            _write(temporary, data, fsync=self._fsync)
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        if self._fsync:
+            _sync_directory(target.parent)
+
+    def _path(self, ref: PayloadRef) -> str:
+        return self._inside(ref.uri)
+
+    def _inside(self, uri: str) -> str:
+        parts = PurePosixPath(uri).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise CorruptPayload(f"{uri!r} is no place in the store", uri=uri)
+        return f"{self._root}/{uri}"
+
+
+def _part(name: str) -> str:
+    """A name as one path component: no slash, and not a dot directory."""
+    safe = quote(name, safe="")
+    return safe.replace(".", "%2E") if not safe.strip(".") else safe
+
+
+def _holds(path: Path, digest: str, size: int) -> bool:
+    """Whether the file is there and whole (a power loss can leave the right name with wrong bytes)."""
+    try:
+        return path.stat().st_size == size and hashlib.sha256(path.read_bytes()).hexdigest() == digest
+    except FileNotFoundError:
+        return False
+
+
+def _write(path: Path, data: bytes | memoryview, *, fsync: bool) -> None:
+    try:
+        file = path.open("xb", buffering=0)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("xb", buffering=0)
+    with file:
+        rest = memoryview(data).cast("B")
+        while rest:  # a raw write may be short, when the disk is nearly full for one
+            rest = rest[file.write(rest) :]
+        if fsync:
+            os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _check(ref: PayloadRef, data: bytes | memoryview) -> None:
+    size = memoryview(data).nbytes
+    digest = hashlib.sha256(data).hexdigest() if size == ref.size else None
+    if digest != ref.sha256:
+        raise CorruptPayload(
+            f"{ref.uri} does not hold the recorded bytes",
+            uri=ref.uri,
+            size=size,
+            expected_size=ref.size,
+            sha256=digest or "",
+        )
+
+
+def _modified(info: dict[str, Any]) -> int:
+    stamp = info.get("mtime") or info.get("LastModified") or info.get("created") or 0
+    seconds = stamp.timestamp() if hasattr(stamp, "timestamp") else float(stamp)
+    return int(seconds * 1_000_000)
+
+
+def _store_error(verb: str, uri: str, problem: OSError) -> StoreError:
+    said = problem.strerror or str(problem)
+    return StoreError(f"payload {uri} cannot be {verb}: {said}", uri=uri, reason=said, errno=problem.errno)

@@ -1,0 +1,105 @@
+"""The payload store: content-addressed, whole or absent, checked."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from journal.payloads import PayloadStore
+from schemas.errors import CorruptPayload, StoreError
+from schemas.events import PayloadRef
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """Files of at most 1,000 bytes: the write fails in its middle, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def files(root: Path) -> list[str]:
+    return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_the_bytes_come_back_from_the_place_that_their_digest_names(tmp_path: Path, fsync: bool) -> None:
+    store = PayloadStore(str(tmp_path), fsync=fsync)
+    ref = store.put("run", "group", 1, b"payload", "codec")
+    digest = hashlib.sha256(b"payload").hexdigest()
+    assert ref == PayloadRef(f"run/group/1/{digest}", digest, 7, "codec")
+    assert store.get(ref) == b"payload"
+    assert files(tmp_path) == [ref.uri]
+
+
+def test_putting_again_is_harmless_and_heals_a_broken_file(tmp_path: Path) -> None:
+    store = PayloadStore(str(tmp_path))
+    ref = store.put("run", "group", 0, b"payload", "codec")
+    (tmp_path / ref.uri).write_bytes(b"torn!!!")
+    assert store.put("run", "group", 0, b"payload", "codec") == ref
+    assert store.get(ref) == b"payload"
+
+
+def test_other_bytes_are_a_corrupt_payload(tmp_path: Path) -> None:
+    store = PayloadStore(str(tmp_path))
+    ref = store.put("run", "group", 0, b"payload", "codec")
+    (tmp_path / ref.uri).write_bytes(b"another")
+    with pytest.raises(CorruptPayload):
+        store.get(ref)
+    (tmp_path / ref.uri).write_bytes(b"short")
+    with pytest.raises(CorruptPayload):
+        store.open_arrow(ref)
+
+
+def test_a_full_disk_is_a_store_error_and_leaves_nothing(tmp_path: Path, small_disk: None) -> None:
+    store = PayloadStore(str(tmp_path))
+    with pytest.raises(StoreError):
+        store.put("run", "group", 0, b"x" * 5000, "codec")
+    assert files(tmp_path) == []
+    assert store.put("run", "group", 0, b"x" * 500, "codec").size == 500
+
+
+def test_a_missing_payload_is_a_store_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError):
+        PayloadStore(str(tmp_path)).get(PayloadRef("run/group/0/none", "0", 0, "codec"))
+
+
+@pytest.mark.parametrize("name", ["..", "a/../../b", "/etc", "."])
+def test_no_name_leads_out_of_the_store(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    ref = PayloadStore(str(root)).put(name, name, 0, b"payload", "codec")
+    assert files(tmp_path) == [f"root/{ref.uri}"]
+    assert len(Path(ref.uri).parts) == 4
+
+
+def test_a_reference_that_leads_out_of_the_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorruptPayload):
+        PayloadStore(str(tmp_path / "root")).get(PayloadRef("../secret", "0", 0, "codec"))
+
+
+@pytest.mark.parametrize("url", ["{tmp}/store", "file://{tmp}/store", "memory://store"])
+def test_an_arrow_file_opens_as_the_table_that_was_written(tmp_path: Path, url: str) -> None:
+    store = PayloadStore(url.format(tmp=tmp_path))
+    table = pa.table({"tokens": pa.array([[1, 2], [3]], pa.list_(pa.int32()))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    ref = store.put("run", "group", 0, memoryview(sink.getvalue()), "arrow")
+    assert store.open_arrow(ref) == table
+    assert [(p.uri, p.size) for p in store.list("run")] == [(ref.uri, ref.size)]
+
+
+def test_list_and_delete(tmp_path: Path) -> None:
+    store = PayloadStore(str(tmp_path))
+    one, two = (store.put("run", "group", 0, data, "codec") for data in (b"one", b"two"))
+    store.put("other", "group", 0, b"x", "codec")
+    store.delete(one.uri)
+    store.delete(one.uri)
+    assert [p.uri for p in store.list("run")] == [two.uri]
+    assert list(store.list("nobody")) == []

@@ -1,0 +1,127 @@
+"""Reading by explicit offsets, and following, on a real broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from journal.event_log import EventFollower, read_events
+from journal.producer import AckProducer
+from journal.reader import Record, TopicReader, offsets_at_time
+from schemas import events as ev
+from schemas import topics
+from schemas.errors import SchemaError, TransportError, UnknownEvent
+from schemas.settings import KafkaSettings
+
+pytestmark = pytest.mark.broker
+
+
+def alarm(number: int) -> ev.Alarm:
+    return ev.identified(ev.Alarm(run_id="r", occurred_at=number, name="n", message=""))
+
+
+def fill(log: KafkaSettings, numbers: range) -> None:
+    producer = AckProducer(log, "test")
+    for number in numbers:
+        producer.send(alarm(number))
+    producer.close()
+
+
+def test_a_start_offset_is_the_next_one_to_read(log: KafkaSettings) -> None:
+    fill(log, range(5))
+    reader = TopicReader(log, [topics.CONTROL], start={("control.v1", 0): 3})
+    assert [record.offset for record in reader.read_to_end()] == [3, 4]
+    assert reader.positions() == {("control.v1", 0): 5}
+    reader.close()
+
+
+def test_read_to_end_stops_at_the_end_of_its_call_and_loses_nothing(log: KafkaSettings) -> None:
+    fill(log, range(3))
+    reader = TopicReader(log, [topics.CONTROL])
+    iterator = reader.read_to_end()
+    seen = [next(iterator).offset]
+    fill(log, range(3, 6))
+    seen += [record.offset for record in iterator]
+    assert seen == [0, 1, 2]
+    rest: list[Record] = []
+    while len(rest) < 3:
+        rest += reader.poll(10)
+    assert [record.offset for record in rest] == [3, 4, 5]
+    reader.close()
+
+
+def test_an_iterator_left_early_gives_the_rest_to_the_next_poll(log: KafkaSettings) -> None:
+    fill(log, range(4))
+    reader = TopicReader(log, [topics.CONTROL])
+    iterator = reader.read_to_end()
+    assert next(iterator).offset == 0
+    iterator.close()  # type: ignore[attr-defined]
+    assert reader.positions() == {("control.v1", 0): 1}
+    assert [record.offset for record in reader.read_to_end()] == [1, 2, 3]
+    reader.close()
+
+
+def test_chosen_partitions_only(log: KafkaSettings) -> None:
+    reader = TopicReader(log, [topics.SEGMENTS], partitions={"rollout.segments.v1": [2]})
+    assert set(reader.end_offsets()) == {("rollout.segments.v1", 2)}
+    reader.close()
+
+
+def test_a_missing_topic_is_a_transport_error(kafka: str) -> None:
+    with pytest.raises(TransportError, match=r"nowhere\.control\.v1"):
+        TopicReader(KafkaSettings(bootstrap_servers=kafka, topic_prefix="nowhere"), [topics.CONTROL])
+
+
+def test_offsets_at_time_are_the_first_not_older_or_the_end(log: KafkaSettings) -> None:
+    fill(log, range(3))
+    assert offsets_at_time(log, topics.CONTROL, 0) == {0: 0}
+    assert offsets_at_time(log, topics.CONTROL, 2**42) == {0: 3}
+
+
+def test_an_undecodable_record_goes_to_the_callback_and_reading_goes_on(log: KafkaSettings) -> None:
+    producer = AckProducer(log, "test")
+    producer.publish(alarm(1))
+    producer.send_raw(topics.CONTROL, b"r", b"no event").result(10)
+    producer.publish(alarm(2))
+    bad: list[tuple[int, SchemaError]] = []
+    reader = TopicReader(log, [topics.CONTROL])
+    events = list(read_events(reader.read_to_end(), lambda record, wrong: bad.append((record.offset, wrong))))
+    assert [event for _, event in events] == [alarm(1), alarm(2)]
+    assert [(offset, type(wrong)) for offset, wrong in bad] == [(1, UnknownEvent)]
+    reader.close()
+    producer.close()
+
+
+def test_a_follower_hands_over_the_past_and_then_what_comes(log: KafkaSettings) -> None:
+    fill(log, range(2))
+    follower = EventFollower(log, [topics.CONTROL])
+    seen: list[ev.Event] = []
+    changed = threading.Condition()
+
+    def note(_: Record, event: ev.Event) -> None:
+        with changed:
+            seen.append(event)
+            changed.notify_all()
+
+    follower.follow(note, pytest.fail)
+    assert follower.wait_caught_up(20)
+    assert seen[:2] == [alarm(0), alarm(1)]
+    fill(log, range(2, 4))
+    with changed:
+        assert changed.wait_for(lambda: len(seen) == 4, timeout=20)
+    follower.close()
+    assert seen == [alarm(n) for n in range(4)]
+
+
+def test_a_polled_follower_is_caught_up_when_it_handed_out_what_was_there(log: KafkaSettings) -> None:
+    fill(log, range(2))
+    follower = EventFollower(log, [topics.CONTROL])
+    assert not follower.caught_up()
+    events: list[ev.Event] = []
+    deadline = time.monotonic() + 20
+    while not follower.caught_up() and time.monotonic() < deadline:
+        events += [event for _, event in follower.poll(1.0)]
+    assert events == [alarm(0), alarm(1)]
+    follower.close()

@@ -1,0 +1,38 @@
+"""Topics as design §3 wants them."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from journal.topic_admin import create_topics, number_of_partitions, wait_for_broker
+from schemas import topics
+from schemas.errors import ConfigError, TransportError
+from schemas.settings import KafkaSettings
+
+
+@pytest.mark.broker
+def test_creating_twice_changes_nothing(log: KafkaSettings) -> None:
+    create_topics(log)
+    assert number_of_partitions(log, topics.CONTROL) == 1
+    assert number_of_partitions(log, topics.SEGMENTS) == log.partitions
+
+
+@pytest.mark.broker
+def test_other_partitions_at_the_broker_are_a_configuration_error(log: KafkaSettings) -> None:
+    with pytest.raises(ConfigError, match="partitions"):
+        create_topics(log.model_copy(update={"partitions": log.partitions + 1}))
+
+
+@pytest.mark.broker
+def test_a_topic_that_would_delete_the_log_is_a_configuration_error(kafka: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for created in admin.create_topics([NewTopic("shortlived.control.v1", 1, 1)]).values():
+        created.result(20)
+    with pytest.raises(ConfigError, match=r"retention\.ms"):
+        create_topics(KafkaSettings(bootstrap_servers=kafka, topic_prefix="shortlived"))
+
+
+def test_an_absent_broker_is_one_clear_error() -> None:
+    with pytest.raises(TransportError, match=r"127\.0\.0\.1:1"):
+        wait_for_broker(KafkaSettings(bootstrap_servers="127.0.0.1:1"), 0.3)
