@@ -4,6 +4,8 @@
 trajectories is older than the cutoff. Order `published`: a label stands where it was published, or where it was first
 observed as long as nobody published it. Order `observed`: first observation alone (the plain Dressage rule, wrong when
 an old version is first seen late: it then counts as newest). Such late sightings are counted in both orders.
+
+The window is a struct, so that a snapshot of the fold that owns it needs no second form of it.
 """
 
 from __future__ import annotations
@@ -33,32 +35,46 @@ class WindowFacts(msgspec.Struct, frozen=True):
         return sum(self.gaps) / len(self.gaps) if self.gaps else 0.0
 
 
-class VersionWindow:
-    """The versions of one policy in order, and the judgement of groups against the last `keep_versions` of them."""
+class VersionWindow(msgspec.Struct):
+    """The versions of one policy in order, and the judgement of groups against the last `keep_versions` of them.
 
-    def __init__(self, keep_versions: int, order: WindowOrder = "published") -> None:
-        if not isinstance(keep_versions, int) or isinstance(keep_versions, bool) or keep_versions < 0:
-            raise ConfigError("keep_versions must be a whole number >= 0", keep_versions=repr(keep_versions))
-        if order not in ("published", "observed"):
-            raise ConfigError("window.order is published or observed", order=repr(order))
-        self.keep_versions = keep_versions
-        self.order: WindowOrder = order
-        self.labels: list[str] = []
-        self.published: list[str] = []
-        self.observed: set[str] = set()
-        self.late_sightings = 0
+    `labels`: the order. `places`: index of each label in it. `published`, `observed`: label to its rank in that sequence.
+    """
+
+    keep_versions: int
+    order: WindowOrder = "published"
+    labels: list[str] = []
+    places: dict[str, int] = {}
+    published: dict[str, int] = {}
+    observed: dict[str, int] = {}
+    late_sightings: int = 0
+
+    def __post_init__(self) -> None:
+        if (
+            not isinstance(self.keep_versions, int)
+            or isinstance(self.keep_versions, bool)
+            or self.keep_versions < 0
+        ):
+            raise ConfigError(
+                "keep_versions must be a whole number >= 0", keep_versions=repr(self.keep_versions)
+            )
+        if self.order not in ("published", "observed"):
+            raise ConfigError("window.order is published or observed", order=repr(self.order))
 
     def publish(self, label: object) -> bool:
         """A `PolicyPublished` was read; True if the window advanced. Only the first publication of a label counts."""
         real = real_version(label)
         if real is None or real in self.published:
             return False
-        self.published.append(real)
+        self.published[real] = len(self.published)
         if self.order == "observed":
             return False
-        if real in self.labels:
+        if real in self.places:
+            if self.places[real] == len(self.labels) - 1:
+                return False  # observed just before its publication: it is the newest already
             self.labels.remove(real)
-        self.labels.append(real)
+            self.places = {known: place for place, known in enumerate(self.labels)}
+        self._append(real)
         return True
 
     def observe(self, labels: Iterable[object]) -> bool:
@@ -69,18 +85,22 @@ class VersionWindow:
             if real is None or real in self.observed:
                 continue
             self.late_sightings += self._is_late(real)
-            self.observed.add(real)
-            if real not in self.labels:
-                self.labels.append(real)
+            self.observed[real] = len(self.observed)
+            if real not in self.places:
+                self._append(real)
                 advanced = True
         return advanced
 
+    def _append(self, label: str) -> None:
+        self.places[label] = len(self.labels)
+        self.labels.append(label)
+
     def _is_late(self, label: str) -> bool:
         """Whether a label published later than this one was observed before it."""
-        if label not in self.published:
+        rank = self.published.get(label)
+        if rank is None:
             return False
-        newer = self.published[self.published.index(label) + 1 :]
-        return any(other in self.observed for other in newer)
+        return any(self.published.get(other, -1) > rank for other in self.observed)
 
     @property
     def current_index(self) -> int:
@@ -95,12 +115,12 @@ class VersionWindow:
     def index(self, label: object) -> int | None:
         """Place of a real label in the order, None if unreal or never seen."""
         real = real_version(label)
-        return self.labels.index(real) if real is not None and real in self.labels else None
+        return self.places.get(real) if real is not None else None
 
     def judge(self, trajectory_versions: Sequence[object]) -> WindowFacts:
         """Judge one group by the versions of its trajectories; those without a real version have no say."""
-        places = [i for i in map(self.index, trajectory_versions) if i is not None]
-        stale = self.keep_versions > 0 and any(i < self.cutoff_index for i in places)
-        return WindowFacts(
-            stale, self.current_index, self.cutoff_index, tuple(self.current_index - i for i in places)
-        )
+        current, cutoff = self.current_index, self.cutoff_index
+        known = [self.index(label) for label in trajectory_versions]
+        places = [place for place in known if place is not None]
+        stale = self.keep_versions > 0 and any(place < cutoff for place in places)
+        return WindowFacts(stale, current, cutoff, tuple(current - place for place in places))

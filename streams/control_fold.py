@@ -1,0 +1,363 @@
+"""The controller's rules: `fold(state, offset, event) -> effects` over `control.v1`, pure and deterministic.
+
+Rules 1, 2, 3 and 7 of the design, batches on request, and the ends of a run. Every effect copies `occurred_at` from its
+cause and carries `(cause_offset, index)`: folding the same log gives the same effects byte for byte, whenever and wherever.
+
+Invariants:
+* a record that is read again (same offset) and a fact that is written again (same event id) change nothing;
+* every admitted group that ends has exactly one terminal verdict; `kept` stands directly behind the batch that takes it;
+* no batch holds a group outside the window at its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from schemas import events as ev
+from schemas.events import BatchGroup, Effect, Event
+from schemas.versions import real_version
+from schemas.window import VersionWindow, WindowFacts
+from streams.control_state import ControlState, FoldSettings, OpenRequest, PendingGroup, fold_settings
+
+NO_FACTS = WindowFacts(False, -1, 0, ())
+
+
+def fold(state: ControlState, offset: int, event: Event) -> list[Effect]:
+    """Take one record of `control.v1` into `state` (changed in place) and return what it causes, in order.
+
+    Raises IncompatibleEvent, with the state as it was, for a RunConfigured whose settings cannot be read.
+    """
+    if offset < state.next_offset:
+        return []
+    if event.run_id != state.run_id:
+        state.next_offset = offset + 1
+        state.count("other_run")
+        return []
+    if isinstance(event, ev.RunConfigured):
+        _configure(state, event)
+    state.next_offset = offset + 1
+    if state.settings is None:
+        state.count("before_configuration")
+        return []
+    handler = _HANDLERS.get(type(event))
+    if handler is None or event.policy_id != state.policy_id or event.kind != "train":
+        return []
+    step = _Fold(state, state.settings, offset, event.occurred_at)
+    handler(step, event)
+    step.settle()
+    return step.effects
+
+
+def _configure(state: ControlState, event: ev.RunConfigured) -> None:
+    """The run's first configuration counts, later ones are its repetitions."""
+    if state.settings is not None:
+        return
+    settings = fold_settings(event)
+    state.window = VersionWindow(settings.window.keep_versions, settings.window.order)
+    state.settings = settings
+    state.policy_id = event.policy_id
+
+
+class _Fold:
+    """One record being folded: the state, the cause, and the effects so far."""
+
+    def __init__(self, state: ControlState, settings: FoldSettings, offset: int, occurred_at: int) -> None:
+        self.state = state
+        self.settings = settings
+        self.offset = offset
+        self.occurred_at = occurred_at
+        self.effects: list[Effect] = []
+
+    # --- groups ---
+
+    def admitted(self, event: ev.GroupAdmitted) -> None:
+        """A new group, or the next attempt of one that was told to retry."""
+        state, group = self.state, event.group_id
+        if state.retrying.get(group) == event.attempt:
+            del state.retrying[group]
+            state.running[group] = event.attempt
+        elif (
+            group in state.running
+            or group in state.retrying
+            or group in state.pending
+            or group in state.finished
+        ):
+            state.count("ignored_admissions")
+        else:
+            state.count("admitted")
+            state.running[group] = event.attempt
+            if state.end_reason is not None:  # it crossed the end on its way into the log
+                self.drop(group, event.attempt, state.end_reason, NO_FACTS)
+
+    def completed(self, event: ev.GroupCompleted) -> None:
+        """Judged on arrival; what may be trained on waits for a batch."""
+        if not self._is_first_end(event.group_id, event.attempt):
+            return
+        versions = self._observe(event.trajectories)
+        facts = self.state.window.judge(versions)
+        if facts.stale:
+            self._stale(event.group_id, event.attempt, facts)
+        elif event.sequences == 0:
+            self.drop(event.group_id, event.attempt, "no_sequences", facts)
+        elif self.settings.group.drop_zero_variance and _zero_variance(event.trajectories):
+            self.drop(event.group_id, event.attempt, "zero_variance", facts)
+        else:
+            del self.state.running[event.group_id]
+            group = BatchGroup(
+                event.group_id,
+                event.attempt,
+                event.payload,
+                event.sequences,
+                event.trainable_tokens,
+                versions,
+            )
+            self.state.pending[event.group_id] = PendingGroup(group, versions, self.offset)
+            self.state.pending_sequences += event.sequences
+
+    def failed(self, event: ev.GroupFailed) -> None:
+        """Its versions advance the window, too; then it is tried again or given up."""
+        if not self._is_first_end(event.group_id, event.attempt):
+            return
+        versions = self._observe(event.trajectories)
+        self._again(event.group_id, event.attempt, event.reason, self.state.window.judge(versions))
+
+    def _is_first_end(self, group: str, attempt: int) -> bool:
+        """Rule 7: the first terminal event of an attempt wins, and only an admitted attempt has one."""
+        if self.state.running.get(group) == attempt:
+            return True
+        known = group in self.state.retrying or group in self.state.pending or group in self.state.finished
+        self.state.count("late_ends" if known or group in self.state.running else "unknown_groups")
+        return False
+
+    def _observe(self, trajectories: Sequence[ev.TrajectoryFacts]) -> tuple[str, ...]:
+        """Rule 1 labels of a group, shown to the window; a trajectory without an id neither advances nor drops (W6)."""
+        versions = tuple((real_version(t.version) or "") if t.parent_traj_id else "" for t in trajectories)
+        if self.state.window.observe(versions):
+            self._judge_pending()
+        return versions
+
+    def _judge_pending(self) -> None:
+        """Rule 3: the window advanced, so all that waits is judged again, in completion order."""
+        if not self.state.window.keep_versions:
+            return
+        judged = [(entry, self.state.window.judge(entry.versions)) for entry in self.state.pending.values()]
+        for entry, facts in judged:
+            if facts.stale:
+                self._stale(entry.group.group_id, entry.group.attempt, facts)
+
+    def _stale(self, group: str, attempt: int, facts: WindowFacts) -> None:
+        if self.settings.group.on_stale == "requeue":
+            self._again(group, attempt, "stale", facts)
+        else:
+            self.drop(group, attempt, "stale", facts)
+
+    def _again(self, group: str, attempt: int, reason: str, facts: WindowFacts) -> None:
+        """Retry while there are retries left; a requeued stale group uses them up as well."""
+        if attempt >= self.settings.group.max_retries:
+            self.drop(group, attempt, "retry_exhausted", facts)
+            return
+        self._leave(group)
+        self.state.retrying[group] = attempt + 1
+        self._verdict(group, attempt, "retry", reason, facts, next_attempt=attempt + 1)
+
+    def drop(self, group: str, attempt: int, reason: str, facts: WindowFacts) -> None:
+        """Terminal."""
+        self._leave(group)
+        self.state.finished[group] = None
+        self._verdict(group, attempt, "dropped", reason, facts)
+
+    def _leave(self, group: str) -> PendingGroup | None:
+        """Take a group out of wherever it stands."""
+        self.state.running.pop(group, None)
+        self.state.retrying.pop(group, None)
+        entry = self.state.pending.pop(group, None)
+        if entry is not None:
+            self.state.pending_sequences -= entry.group.sequences
+        return entry
+
+    def _verdict(
+        self,
+        group: str,
+        attempt: int,
+        outcome: ev.Outcome,
+        reason: str,
+        facts: WindowFacts,
+        *,
+        next_attempt: int | None = None,
+        batch_id: str | None = None,
+    ) -> None:
+        self.state.count(f"{outcome}:{reason}")
+        self._emit(
+            ev.Verdict,
+            group_id=group,
+            attempt=attempt,
+            outcome=outcome,
+            reason=reason,
+            next_attempt=next_attempt,
+            batch_id=batch_id,
+            current_index=facts.current_index,
+            cutoff_index=facts.cutoff_index,
+            gap_min=min(facts.gaps, default=0),
+            gap_max=max(facts.gaps, default=0),
+            gap_mean=facts.gap_mean,
+        )
+
+    # --- versions and requests ---
+
+    def published(self, event: ev.PolicyPublished) -> None:
+        """A published version counts as current from here on, before any group of it completed."""
+        if self.state.window.publish(event.version):
+            self._judge_pending()
+
+    def requested(self, event: ev.BatchRequested) -> None:
+        """The trainer waits for one batch at a time; a request of a branch that does not survive is void.
+
+        Every batch id is taken once: a trainer that repeats its request after a restart opens nothing a second time.
+        """
+        state = self.state
+        if event.batch_id in state.requested or event.branch != state.branch or state.end_reason is not None:
+            state.count("ignored_requests")
+            return
+        state.requested[event.batch_id] = None
+        state.request = OpenRequest(event.batch_id, event.step)
+
+    def rolled_back(self, event: ev.RolledBack) -> None:
+        """Another branch goes on. Batches that were emitted stay recorded, the trainer takes them from there; the request
+        that was still open is void, or a batch would come out that no surviving weights have seen."""
+        if event.branch in self.state.branches:
+            return
+        self.state.branches[event.branch] = None
+        self.state.branch = event.branch
+        self.state.request = None
+
+    # --- ends ---
+
+    def dataset_ended(self, _event: ev.DatasetEnded) -> None:
+        """No new groups; retries still come."""
+        self.state.dataset_ended = True
+
+    def run_ended(self, _event: ev.RunEnded) -> None:
+        """Every open group is dropped, in a fixed order."""
+        state = self.state
+        for entry in list(state.pending.values()):
+            facts = state.window.judge(entry.versions)
+            self.drop(entry.group.group_id, entry.group.attempt, "run_ended", facts)
+        for group, attempt in [*state.running.items(), *state.retrying.items()]:
+            self.drop(group, attempt, "run_ended", NO_FACTS)
+        self._end("run_ended")
+
+    def _end(self, reason: str) -> None:
+        if self.state.end_reason is None:
+            self.state.end_reason = reason
+            self.state.request = None
+            self._emit(ev.EndOfBatches, steps=self.state.steps, reason=reason)
+
+    def settle(self) -> None:
+        """What the record made possible: batches, and the end of the dataset."""
+        state = self.state
+        if state.request is not None and self._enough():
+            self._emit_batch(short=False)
+        if (
+            not state.dataset_ended
+            or state.end_reason is not None
+            or state.running
+            or state.retrying
+            or self._enough()
+        ):
+            return
+        if state.pending and self.settings.batch.short_last:
+            if state.request is None:
+                return
+            self._emit_batch(short=True)
+        for entry in list(state.pending.values()):
+            facts = state.window.judge(entry.versions)
+            self.drop(entry.group.group_id, entry.group.attempt, "dataset_ended", facts)
+        self._end("dataset_ended")
+
+    # --- batches ---
+
+    def _enough(self) -> bool:
+        by_groups = self.settings.batch.by == "groups"
+        have = len(self.state.pending) if by_groups else self.state.pending_sequences
+        return have >= self.settings.batch.size
+
+    def _emit_batch(self, *, short: bool) -> None:
+        """The open request gets its groups: all are judged once more, then the batch, then their `kept`."""
+        self._judge_pending()
+        state, request = self.state, self.state.request
+        if request is None or not (state.pending if short else self._enough()):
+            return
+        chosen = self._choose()
+        window = state.window
+        live = tuple(window.labels[window.cutoff_index :]) if window.keep_versions else ()
+        self._emit(
+            ev.TrainBatch,
+            batch_id=request.batch_id,
+            step=request.step,
+            branch=state.branch,
+            groups=tuple(entry.group for entry in chosen),
+            current_version=window.labels[-1] if window.labels else "",
+            cutoff_version=live[0] if live else "",
+            window=live,
+            short=short,
+        )
+        state.request = None
+        state.steps += 1
+        for entry in chosen:
+            group = entry.group
+            facts = window.judge(entry.versions)
+            self._leave(group.group_id)
+            state.finished[group.group_id] = None
+            self._verdict(group.group_id, group.attempt, "kept", "trained", facts, batch_id=request.batch_id)
+
+    def _choose(self) -> list[PendingGroup]:
+        """As many pending groups as the batch takes, in the sampler's order (ties: completion order)."""
+        order = iter(self.state.pending.values())
+        if self.settings.batch.sampler == "freshest_first":
+            judge = self.state.window.judge
+            order = iter(
+                sorted(order, key=lambda e: (max(judge(e.versions).gaps, default=0), e.completed_offset))
+            )
+        chosen: list[PendingGroup] = []
+        size, have = self.settings.batch.size, 0
+        for entry in order:
+            chosen.append(entry)
+            have += 1 if self.settings.batch.by == "groups" else entry.group.sequences
+            if have >= size:
+                break
+        return chosen
+
+    def _emit(self, effect: type[Effect], **fields: Any) -> None:
+        state = self.state
+        self.effects.append(
+            ev.identified(
+                effect(
+                    run_id=state.run_id,
+                    policy_id=state.policy_id,
+                    occurred_at=self.occurred_at,
+                    cause_offset=self.offset,
+                    index=len(self.effects),
+                    **fields,
+                )
+            )
+        )
+
+
+def _zero_variance(trajectories: Sequence[ev.TrajectoryFacts]) -> bool:
+    """Whether all rewards that would enter the group's statistics are equal: its advantages are exactly 0."""
+    rewards = {t.reward for t in trajectories if t.status != "failed" and t.reward is not None}
+    return len(rewards) <= 1
+
+
+# StepCompleted, PolicyActivated and Alarm decide nothing here: a step's batch left when it was requested.
+_HANDLERS: dict[type[Event], Callable[[_Fold, Any], None]] = {
+    ev.GroupAdmitted: _Fold.admitted,
+    ev.GroupCompleted: _Fold.completed,
+    ev.GroupFailed: _Fold.failed,
+    ev.PolicyPublished: _Fold.published,
+    ev.BatchRequested: _Fold.requested,
+    ev.RolledBack: _Fold.rolled_back,
+    ev.DatasetEnded: _Fold.dataset_ended,
+    ev.RunEnded: _Fold.run_ended,
+}
