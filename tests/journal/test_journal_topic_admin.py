@@ -27,7 +27,9 @@ def test_other_partitions_at_the_broker_are_a_configuration_error(log: KafkaSett
 @pytest.mark.broker
 def test_a_topic_that_would_delete_the_log_is_a_configuration_error(kafka: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
-    for created in admin.create_topics([NewTopic("shortlived.control.v1", 1, 1)]).values():
+    for created in admin.create_topics(
+        [NewTopic("shortlived.control.v1", 1, 1, config={"retention.ms": "60000"})]
+    ).values():
         created.result(20)
     with pytest.raises(ConfigError, match=r"retention\.ms"):
         create_topics(KafkaSettings(bootstrap_servers=kafka, topic_prefix="shortlived"))
