@@ -31,7 +31,7 @@ from rollout.client import ProxyClient
 from rollout.group_run import GroupAttempt, GroupPlayer
 from rollout.persistence import AttemptClosed
 from rollout.prompts import Listener, Place, PromptSource
-from schemas.errors import HoofprintError, IncompatibleEvent, SchemaError, TransportError
+from schemas.errors import HoofprintError, IncompatibleEvent, InvariantBroken, SchemaError, TransportError
 from schemas.events import DeadLetter, Event, GroupRequested, identified
 from schemas.settings import Settings
 from schemas.topics import CONTROL, VERDICTS
@@ -81,7 +81,7 @@ class Worker:
         await asyncio.to_thread(self._source.stop)
         await asyncio.to_thread(follower.close)
         if self._failure is not None:
-            log.error("kafka_lost", error=self._failure)
+            log.error("worker_ends", error=self._failure)
         return 0 if self._failure is None else 1
 
     def stop(self) -> None:
@@ -97,7 +97,15 @@ class Worker:
         if event.run_id != self._settings.run.run_id or attempt in self._closed or attempt in self._running:
             self._source.finish(place)  # another run's, decided already, or asked for twice
         else:
-            self._running[attempt] = (place, self._loop.create_task(self._play(place, event)))
+            task = self._loop.create_task(self._play(place, event))
+            task.add_done_callback(self._played)
+            self._running[attempt] = (place, task)
+
+    def _played(self, task: asyncio.Task[None]) -> None:
+        """A mistake of ours ends the process loudly; its prompt stays uncommitted."""
+        if not task.cancelled() and (wrong := task.exception()) is not None:
+            log.error("worker_broken", exc_info=wrong)
+            self._ended(InvariantBroken(f"playing a group raised {type(wrong).__name__}: {wrong}"))
 
     async def _play(self, place: Place, event: GroupRequested) -> None:
         attempt = (event.group_id, event.attempt)
@@ -234,7 +242,7 @@ async def _work(settings: Settings) -> int:
 
 
 def main(settings: Settings) -> int:
-    """Run until SIGTERM. Exit status 0, or 1 when Kafka was lost."""
+    """Run until SIGTERM. Exit status 0, or 1 when it could not go on."""
     import uvloop
 
     configure_logging("rollout")
