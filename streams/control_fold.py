@@ -4,7 +4,8 @@ Rules 1, 2, 3 and 7 of the design, batches on request, and the ends of a run. Ev
 cause and carries `(cause_offset, index)`: folding the same log gives the same effects byte for byte, whenever and wherever.
 
 Invariants:
-* a record that is read again (same offset) and a fact that is written again (same event id) change nothing;
+* a record that is read again (same offset) and a fact that is written again (same event id) change nothing: a fact is
+  considered once, where it stands first, even if it had no effect there;
 * every admitted group that ends has exactly one terminal verdict; `kept` stands directly behind the batch that takes it;
 * no batch holds a group outside the window at its cause.
 """
@@ -38,7 +39,10 @@ def fold(state: ControlState, offset: int, event: Event) -> list[Effect]:
         _configure(state, event)
     state.next_offset = offset + 1
     if state.settings is None:
-        state.count("before_configuration")
+        state.ignore("before_configuration", event.event_id)
+        return []
+    if event.event_id in state.void:
+        state.count("repeated_void_events")
         return []
     handler = _HANDLERS.get(type(event))
     if handler is None or event.policy_id != state.policy_id or event.kind != "train":
@@ -83,7 +87,7 @@ class _Fold:
             or group in state.pending
             or group in state.finished
         ):
-            state.count("ignored_admissions")
+            state.ignore("ignored_admissions", event.event_id)
         else:
             state.count("admitted")
             state.running[group] = event.attempt
@@ -92,7 +96,7 @@ class _Fold:
 
     def completed(self, event: ev.GroupCompleted) -> None:
         """Judged on arrival; what may be trained on waits for a batch."""
-        if not self._is_first_end(event.group_id, event.attempt):
+        if not self._is_first_end(event):
             return
         versions = self._observe(event.trajectories)
         facts = self.state.window.judge(versions)
@@ -117,17 +121,23 @@ class _Fold:
 
     def failed(self, event: ev.GroupFailed) -> None:
         """Its versions advance the window, too; then it is tried again or given up."""
-        if not self._is_first_end(event.group_id, event.attempt):
+        if not self._is_first_end(event):
             return
         versions = self._observe(event.trajectories)
         self._again(event.group_id, event.attempt, event.reason, self.state.window.judge(versions))
 
-    def _is_first_end(self, group: str, attempt: int) -> bool:
+    def _is_first_end(self, event: ev.GroupCompleted | ev.GroupFailed) -> bool:
         """Rule 7: the first terminal event of an attempt wins, and only an admitted attempt has one."""
-        if self.state.running.get(group) == attempt:
+        state, group = self.state, event.group_id
+        if state.running.get(group) == event.attempt:
             return True
-        known = group in self.state.retrying or group in self.state.pending or group in self.state.finished
-        self.state.count("late_ends" if known or group in self.state.running else "unknown_groups")
+        known = (
+            group in state.running
+            or group in state.retrying
+            or group in state.pending
+            or group in state.finished
+        )
+        state.ignore("late_ends" if known else "unknown_groups", event.event_id)
         return False
 
     def _observe(self, trajectories: Sequence[ev.TrajectoryFacts]) -> tuple[str, ...]:
@@ -217,7 +227,7 @@ class _Fold:
         """
         state = self.state
         if event.batch_id in state.requested or event.branch != state.branch or state.end_reason is not None:
-            state.count("ignored_requests")
+            state.ignore("ignored_requests", event.event_id)
             return
         state.requested[event.batch_id] = None
         state.request = OpenRequest(event.batch_id, event.step)

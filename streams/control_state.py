@@ -7,6 +7,7 @@ Invariants:
 * a group is in exactly one of `running` (an attempt is rolled out), `retrying` (a retry verdict was given, its attempt is not
   admitted yet), `pending` (complete, waits for a batch) and `finished` (has its terminal verdict);
 * `pending` is in completion order, and no group in it is outside the window;
+* `void` holds the ids of ignored events alone (accepted ones are known by what they changed), so that it stays small;
 * `request` is None or the one open request, on the branch that survives.
 """
 
@@ -105,6 +106,7 @@ class ControlState(msgspec.Struct):
     steps: int = 0
     dataset_ended: bool = False
     end_reason: str | None = None
+    void: dict[str, None] = {}
     counters: dict[str, int] = {}
 
     @property
@@ -115,6 +117,12 @@ class ControlState(msgspec.Struct):
     def count(self, name: str, by: int = 1) -> None:
         """Count something that is no effect: ignored events, verdicts by outcome, late sightings."""
         self.counters[name] = self.counters.get(name, 0) + by
+
+    def ignore(self, name: str, event_id: str) -> None:
+        """An event had no effect where it stands. Its repetition must have none either, though it might fit by then."""
+        self.count(name)
+        if event_id:
+            self.void[event_id] = None
 
     def to_bytes(self) -> bytes:
         """Snapshot: sha256 of the body, then the body. Equal states give equal bytes."""
