@@ -24,15 +24,11 @@ Std = Literal["bessel", "population", "none"]
 
 @dataclass(frozen=True, slots=True)
 class RewardedLineage:
-    """One lineage of a group, with the reward of its trajectory as far as this lineage knows it.
-
-    `last_segment_index` counts over all lineages of the trajectory in time; the anchor is where it is
-    highest.
-    """
+    """One lineage of a group. The reward counts on the anchor only, the trajectory's last lineage in time."""
 
     lineage_id: str
     parent_traj_id: str
-    last_segment_index: int
+    is_anchor: bool
     reward: float | None
     excluded: bool = False
 
@@ -73,11 +69,10 @@ def lineage_advantages(
     lineages are excluded does not count as a member of the group.
     """
     live = [lineage for lineage in lineages if not lineage.excluded]
-    anchors: dict[str, RewardedLineage] = {}
+    anchors = {lineage.parent_traj_id: lineage for lineage in live if lineage.is_anchor}
     for lineage in live:
-        anchor = anchors.get(lineage.parent_traj_id)
-        if anchor is None or lineage.last_segment_index > anchor.last_segment_index:
-            anchors[lineage.parent_traj_id] = lineage
+        if lineage.parent_traj_id not in anchors:
+            raise InvariantBroken("a trajectory has no anchor", parent_traj_id=lineage.parent_traj_id)
     advantages = group_advantages([_reward(anchor) for anchor in anchors.values()], std=std, eps=eps)
     of_trajectory = dict(zip(anchors, advantages.tolist(), strict=True))
     return {lineage.lineage_id: of_trajectory[lineage.parent_traj_id] for lineage in live}

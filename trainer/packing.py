@@ -23,7 +23,7 @@ class TrainSequence:
     """One lineage, ready to be trained on; all columns are [T]."""
 
     key: str  # lineage_id, for feedback
-    prompt: str  # group_id, for prompt-equal weights
+    prompt: str  # group_id, for prompt_equal weights
     tokens: NDArray[np.int32]
     mask: NDArray[np.uint8]  # 1 where the token was sampled and keeps its loss
     rollout_logprobs: NDArray[np.float32]  # 0 where not sampled

@@ -12,39 +12,38 @@ from trainer.advantages import RewardedLineage, group_advantages, lineage_advant
 from trainer.losses.aggregation import prompt_equal_denominators
 
 
-def lineage(
-    name: str, trajectory: str, index: int, reward: float | None, *, excluded: bool = False
-) -> RewardedLineage:
-    return RewardedLineage(name, trajectory, index, reward, excluded)
+def anchor(name: str, trajectory: str, reward: float | None, *, excluded: bool = False) -> RewardedLineage:
+    return RewardedLineage(name, trajectory, is_anchor=True, reward=reward, excluded=excluded)
+
+
+def branch(name: str, trajectory: str, reward: float | None = None) -> RewardedLineage:
+    return RewardedLineage(name, trajectory, is_anchor=False, reward=reward)
 
 
 def test_anchor_advantage_is_broadcast_to_the_lineages_of_its_trajectory() -> None:
-    group = [
-        lineage("a", "t1", 0, None),
-        lineage("c", "t1", 5, 2.0),  # the last in time, though not the last listed
-        lineage("b", "t1", 3, None),
-        lineage("d", "t2", 1, 4.0),
-    ]
+    group = [branch("a", "t1"), anchor("c", "t1", 2.0), branch("b", "t1"), anchor("d", "t2", 4.0)]
     assert lineage_advantages(group, std="none") == {"a": -1, "c": -1, "b": -1, "d": 1}
 
 
 def test_only_the_anchors_reward_counts() -> None:
-    group = [lineage("a", "t1", 0, 100.0), lineage("b", "t1", 1, 2.0), lineage("c", "t2", 0, 4.0)]
+    group = [branch("a", "t1", 100.0), anchor("b", "t1", 2.0), anchor("c", "t2", 4.0)]
     assert lineage_advantages(group, std="none") == {"a": -1, "b": -1, "c": 1}
 
 
 def test_excluded_trajectories_take_no_part() -> None:
-    group = [
-        lineage("a", "t1", 0, 2.0),
-        lineage("b", "t2", 0, 4.0),
-        lineage("c", "t3", 0, 100.0, excluded=True),
-    ]
+    group = [anchor("a", "t1", 2.0), anchor("b", "t2", 4.0), anchor("c", "t3", 100.0, excluded=True)]
     assert lineage_advantages(group, std="none") == {"a": -1, "b": 1}
+
+
+def test_trajectory_without_anchor_is_refused() -> None:
+    with pytest.raises(InvariantBroken) as refused:
+        lineage_advantages([anchor("a", "t1", 1.0), branch("b", "t2", 2.0)])
+    assert refused.value.detail == {"parent_traj_id": "t2"}
 
 
 def test_anchor_without_reward_is_refused() -> None:
     with pytest.raises(InvariantBroken) as refused:
-        lineage_advantages([lineage("a", "t1", 0, 1.0), lineage("b", "t2", 0, None)])
+        lineage_advantages([anchor("a", "t1", 1.0), anchor("b", "t2", None)])
     assert refused.value.detail == {"parent_traj_id": "t2", "lineage_id": "b"}
 
 

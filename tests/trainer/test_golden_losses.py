@@ -27,9 +27,9 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden_losses.json"
 CASES: dict[str, dict[str, Any]] = {case["name"]: case for case in GOLDEN["cases"]}
 SHARED = GOLDEN["shared_inputs"]
 SCALARS = {
-    "token-mean": "token-mean",
-    "seq-mean-token-sum": "seq-mean-token-sum",
-    "seq-mean-token-mean": "seq-mean-token-mean",
+    "token_mean": "token-mean",
+    "seq_mean_token_sum": "seq-mean-token-sum",
+    "seq_mean_token_mean": "seq-mean-token-mean",
     "constant": "seq-sum-over-const(B*6)",
 }
 TOKEN_CASES: dict[str, tuple[str, dict[str, object]]] = {
@@ -137,7 +137,7 @@ def test_gradient_of_the_summed_token_losses(name: str) -> None:
 def test_full_gradient_of_the_sequence_losses(name: str) -> None:
     inputs, outputs = evaluate(name)
     (gradient,) = torch.autograd.grad(
-        scalar(inputs, outputs.per_token_loss, "seq-mean-token-mean"), inputs.logp
+        scalar(inputs, outputs.per_token_loss, "seq_mean_token_mean"), inputs.logp
     )
     close(gradient, CASES[name]["grad"])
 
@@ -148,11 +148,11 @@ METRIC_OF_EXTRA = {
     "clipfrac_seq": "sequence_clip_fraction",
     "dual_clipfrac": "dual_clip_fraction",
     "approx_kl_k1": "approx_kl_k1",
-    "q": "bandwidth",
-    "gate_rate": "gate_rate",
-    "mean_eff_eps_low": "mean_eff_eps_low",
-    "mean_eff_eps_high": "mean_eff_eps_high",
-    "min_c": "min_c",
+    "q": "sat_bandwidth",
+    "gate_rate": "sat_gate_rate",
+    "mean_eff_eps_low": "sat_mean_eff_eps_low",
+    "mean_eff_eps_high": "sat_mean_eff_eps_high",
+    "min_c": "sat_min_c",
     "mean_abs_log_ratio": "mean_abs_log_ratio",
 }
 
@@ -214,14 +214,14 @@ def test_gate_of_eight_equal_sequences_cannot_fire() -> None:
         num_sequences=rows,
     )
     outputs = build_loss("sat_gspo").evaluate(inputs)
-    total = scalar(inputs, outputs.per_token_loss, "seq-mean-token-mean")
+    total = scalar(inputs, outputs.per_token_loss, "seq_mean_token_mean")
     (gradient,) = torch.autograd.grad(total, inputs.logp)
-    close(outputs.metrics["bandwidth"], extra["q"])
+    close(outputs.metrics["sat_bandwidth"], extra["q"])
     close(outputs.per_token_loss.reshape(rows, length)[:, 0], extra["loss"])
     close(outputs.clipped.reshape(rows, length)[:, 0], extra["clipped"])
     close(total, extra["scalar_seq_mean"])
     close(gradient.reshape(rows, length).sum(1) * rows, extra["dloss_dS"])
-    assert outputs.metrics["gate_rate"] == 0
+    assert outputs.metrics["sat_gate_rate"] == 0
 
 
 @pytest.mark.parametrize(
@@ -274,8 +274,8 @@ def test_mismatch_metrics() -> None:
     metrics = mismatch_metrics(flat("logp_prox"), flat("logp_rollout"), mask, rows)
     assert metrics == pytest.approx(
         {
-            "train_rollout_logprob_abs_diff": extra["train_rollout_logprob_abs_diff_tokenmean"],
-            "sequence_train_rollout_logprob_abs_diff": extra["train_rollout_logprob_abs_diff_slime_seqmean"],
+            "logprob_abs_diff": extra["train_rollout_logprob_abs_diff_tokenmean"],
+            "sequence_logprob_abs_diff": extra["train_rollout_logprob_abs_diff_slime_seqmean"],
             "kl_k1_rollout_to_train": extra["kl_k1_rollout_to_train"],
             "kl_k3_rollout_to_train": extra["kl_k3_rollout_to_train"],
             "effective_sample_size": extra["ess_token_raw"],

@@ -83,7 +83,7 @@ def test_sat_is_exactly_ppo_when_no_token_is_gated(inputs: LossInputs) -> None:
     ppo = build_loss("ppo").evaluate(inputs)
     assert torch.equal(sat.per_token_loss, ppo.per_token_loss)
     assert torch.equal(gradient(inputs, sat), gradient(inputs, ppo))
-    assert sat.metrics["gate_rate"] == 0
+    assert sat.metrics["sat_gate_rate"] == 0
 
 
 @given(inputs=batches(), alpha=st.floats(0.05, 1.0))
@@ -97,7 +97,9 @@ def test_gradient_is_zero_where_clipped_and_ppos_elsewhere(inputs: LossInputs, a
 @given(inputs=batches(), alpha=st.floats(0.05, 0.95))
 def test_gate_rate_never_exceeds_one_minus_alpha(inputs: LossInputs, alpha: float) -> None:
     for name in ("sat", "sat_gspo"):
-        assert build_loss(name, {"alpha": alpha}).evaluate(inputs).metrics["gate_rate"] <= 1 - alpha + 1e-12
+        assert (
+            build_loss(name, {"alpha": alpha}).evaluate(inputs).metrics["sat_gate_rate"] <= 1 - alpha + 1e-12
+        )
 
 
 @settings(deadline=None)
@@ -243,11 +245,11 @@ def test_prox_denominator_without_prox_is_refused() -> None:
 @pytest.mark.parametrize(
     ("aggregation", "weights"),
     [
-        ("token-mean", [1 / 6, 1 / 6, 0, 1 / 6]),
-        ("seq-mean-token-sum", [1 / 3, 1 / 3, 0, 1 / 3]),
-        ("seq-mean-token-mean", [1 / 9, 1 / 3, 0, 1 / 6]),
+        ("token_mean", [1 / 6, 1 / 6, 0, 1 / 6]),
+        ("seq_mean_token_sum", [1 / 3, 1 / 3, 0, 1 / 3]),
+        ("seq_mean_token_mean", [1 / 9, 1 / 3, 0, 1 / 6]),
         ("constant", [1 / 40, 1 / 40, 0, 1 / 40]),
-        ("prompt-equal", [1 / 8, 1 / 8, 0, 1 / 4]),
+        ("prompt_equal", [1 / 8, 1 / 8, 0, 1 / 4]),
     ],
 )
 def test_sequence_weights(aggregation: str, weights: list[float]) -> None:
@@ -261,7 +263,7 @@ def test_nothing_trainable_has_no_weight() -> None:
 
 
 def test_aggregation_errors_name_what_is_known() -> None:
-    with pytest.raises(ConfigError, match="token-mean, seq-mean-token-sum"):
+    with pytest.raises(ConfigError, match="token_mean, seq_mean_token_sum"):
         sequence_weights("mean", [1], ["p"])
     with pytest.raises(ConfigError, match="constant_length"):
         sequence_weights("constant", [1], ["p"])

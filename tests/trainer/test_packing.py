@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, InvariantBroken
+from schemas.events import LagDrift
 from trainer.losses.drift import drift_by_lag
 from trainer.packing import (
     PackedBatch,
@@ -37,7 +38,7 @@ def sequence(key: str, length: int, *, prompt: str = "p", start: int = 0) -> Tra
 
 def test_columns_lie_end_to_end() -> None:
     sequences = [sequence("a", 3), sequence("b", 2, start=10)]
-    (batch,) = pack_step(sequences, aggregation="token-mean", max_tokens=100)
+    (batch,) = pack_step(sequences, aggregation="token_mean", max_tokens=100)
     assert batch.tokens.tolist() == [0, 1, 2, 10, 11]
     assert batch.mask.tolist() == [False, True, True, False, True]
     assert batch.versions.tolist() == [-1, 3, 3, -1, 3]
@@ -54,9 +55,9 @@ def test_every_sequence_is_packed_once_with_its_step_wide_weight(
     lengths: list[int], max_tokens: int, ranks: int
 ) -> None:
     sequences = [sequence(f"s{i}", n, prompt=f"p{i % 3}", start=1000 * i) for i, n in enumerate(lengths)]
-    (whole,) = pack_step(sequences, aggregation="prompt-equal", max_tokens=10**6)
+    (whole,) = pack_step(sequences, aggregation="prompt_equal", max_tokens=10**6)
     parts = [
-        pack_step(sequences, aggregation="prompt-equal", max_tokens=max_tokens, rank=rank, world_size=ranks)
+        pack_step(sequences, aggregation="prompt_equal", max_tokens=max_tokens, rank=rank, world_size=ranks)
         for rank in range(ranks)
     ]
     found = [piece for rank in parts for batch in rank for piece in pieces(batch)]
@@ -126,4 +127,4 @@ def test_drift_by_lag_groups_published_active_tokens() -> None:
         versions=np.array([5, 3, 3, -1, 5], dtype=np.int32),
         trained_on=5,
     )
-    assert rows == [(0, 1, 0.0, 0.0), (2, 2, 0.5, 0.0)]
+    assert rows == [LagDrift(0, 1, 0.0, 0.0, 0.0), LagDrift(2, 2, 0.0, 0.5, 0.5)]

@@ -41,7 +41,7 @@ def backend(checkpoint: Path) -> TorchBackend:
 
 def packed(sequences: list[TrainSequence] | None = None, *, max_tokens: int = 10_000) -> list[PackedBatch]:
     return pack_step(
-        sequences or tiny_policy.sequences(), aggregation="seq-mean-token-mean", max_tokens=max_tokens
+        sequences or tiny_policy.sequences(), aggregation="seq_mean_token_mean", max_tokens=max_tokens
     )
 
 

@@ -214,9 +214,11 @@ class TorchBackend:
 
 def _load_model(checkpoint: Path, device: str, attention: str) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
     if not (checkpoint / "config.json").is_file():
         raise ConfigError(f"{checkpoint} is not a checkpoint directory: no config.json", path=str(checkpoint))
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation=attention, local_files_only=True
     )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError
 
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "constant", "prompt-equal"]
+Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant", "prompt_equal"]
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 
 
@@ -54,11 +54,11 @@ def sequence_weights(
     if not live.any():
         return np.zeros(len(counts))
     match aggregation:
-        case "token-mean":
+        case "token_mean":
             divisor = np.full_like(counts, counts.sum())
-        case "seq-mean-token-sum":
+        case "seq_mean_token_sum":
             divisor = np.full_like(counts, live.sum())
-        case "seq-mean-token-mean":
+        case "seq_mean_token_mean":
             divisor = counts * live.sum()
         case "constant":
             if constant_length is None or constant_length < 1:
@@ -66,7 +66,7 @@ def sequence_weights(
                     "aggregation 'constant' needs constant_length >= 1", constant_length=constant_length
                 )
             divisor = np.full_like(counts, len(counts) * constant_length)
-        case "prompt-equal":
+        case "prompt_equal":
             divisor = prompt_equal_denominators(active, prompts, len(counts)) * len(counts)
         case _:
             known = ", ".join(AGGREGATIONS)

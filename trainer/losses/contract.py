@@ -73,16 +73,16 @@ def masked_mean(values: Tensor, mask: Tensor) -> float:
 def combine_metrics(parts: Iterable[tuple[Mapping[str, float], int, int]]) -> dict[str, float]:
     """Metrics of a step from `(metrics, active tokens, active sequences)` of its micro-batches.
 
-    `min_*` and `max_*` take the extreme, `sequence_*` the mean weighted by sequences, all others the mean
-    weighted by tokens, so that the result is what one micro-batch with all tokens would have reported.
+    A name with the word `min` or `max` in it takes the extreme, `sequence_*` the mean weighted by sequences, all
+    others the mean weighted by tokens, so that the result is what one micro-batch with all tokens would report.
     """
     extremes: dict[str, float] = {}
     sums: dict[str, tuple[float, int]] = {}
     for metrics, tokens, sequences in parts:
         for name, value in metrics.items():
-            if name.startswith("min_"):
+            if "min" in name.split("_"):
                 extremes[name] = min(value, extremes.get(name, value))
-            elif name.startswith("max_"):
+            elif "max" in name.split("_"):
                 extremes[name] = max(value, extremes.get(name, value))
             else:
                 weight = sequences if name.startswith("sequence_") else tokens

@@ -7,21 +7,12 @@ tokens.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.events import LagDrift
+
 Floats = NDArray[np.float32] | NDArray[np.float64]
-
-
-class DriftAtLag(NamedTuple):
-    """Active tokens of one lag, and the mean of |drift| and of drift over them."""
-
-    lag: int
-    tokens: int
-    mean_abs: float
-    mean: float
 
 
 def drift_by_lag(
@@ -30,7 +21,7 @@ def drift_by_lag(
     mask: NDArray[np.bool_],
     versions: NDArray[np.int32],
     trained_on: int,
-) -> list[DriftAtLag]:
+) -> list[LagDrift]:
     """One row per lag, ascending. `trained_on` is the ordinal of the weights that computed `logp`.
 
     Tokens without a published version (negative ordinal) belong to no lag and are left out.
@@ -41,7 +32,12 @@ def drift_by_lag(
     rows = []
     for lag in np.unique(lags):
         at = drift[lags == lag]
-        rows.append(DriftAtLag(int(lag), len(at), float(np.abs(at).mean()), float(at.mean())))
+        size = np.abs(at)
+        rows.append(
+            LagDrift(
+                int(lag), len(at), float(at.mean()), mean_abs=float(size.mean()), max_abs=float(size.max())
+            )
+        )
     return rows
 
 
@@ -61,8 +57,8 @@ def mismatch_metrics(
     counts = np.bincount(owner)
     weights = np.exp(drift - drift.max())  # the common factor cancels, and nothing overflows
     return {
-        "train_rollout_logprob_abs_diff": float(np.abs(drift).mean()),
-        "sequence_train_rollout_logprob_abs_diff": float((sums[counts > 0] / counts[counts > 0]).mean()),
+        "logprob_abs_diff": float(np.abs(drift).mean()),
+        "sequence_logprob_abs_diff": float((sums[counts > 0] / counts[counts > 0]).mean()),
         "kl_k1_rollout_to_train": float(-drift.mean()),
         "kl_k3_rollout_to_train": float((np.expm1(drift) - drift).mean()),
         "effective_sample_size": float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum())),

@@ -1,6 +1,6 @@
 """GSPO (arXiv 2507.18071): one ratio per sequence, the geometric mean of its token ratios.
 
-Every active token of a sequence carries the sequence's loss, so `seq-mean-token-mean` aggregation gives the
+Every active token of a sequence carries the sequence's loss, so `seq_mean_token_mean` aggregation gives the
 paper's objective; token-summing aggregations re-weigh by length. Context and tool tokens count in neither sum
 nor length.
 """

@@ -118,10 +118,10 @@ def _adaptive(
     low, high = params.eps_low * region.c_minus, params.eps_high * region.c_plus
     surrogate = clipped_surrogate(log_ratio, inputs, 1 - low, 1 + high)
     metrics = surrogate_metrics(inputs, log_ratio, surrogate) | {
-        "bandwidth": bandwidth,
-        "gate_rate": masked_mean(region.gate, inputs.mask),
-        "mean_eff_eps_low": masked_mean(low, inputs.mask),
-        "mean_eff_eps_high": masked_mean(high, inputs.mask),
-        "min_c": float(torch.minimum(region.c_minus, region.c_plus)[inputs.mask].min()),
+        "sat_bandwidth": bandwidth,
+        "sat_gate_rate": masked_mean(region.gate, inputs.mask),
+        "sat_mean_eff_eps_low": masked_mean(low, inputs.mask),
+        "sat_mean_eff_eps_high": masked_mean(high, inputs.mask),
+        "sat_min_c": float(torch.minimum(region.c_minus, region.c_plus)[inputs.mask].min()),
     }
     return surrogate, metrics
