@@ -1,267 +1,72 @@
 """One settings tree: defaults here, then one TOML file, then the environment (`HOOFPRINT_WINDOW__KEEP_VERSIONS=2`), then
 `--set window.keep_versions=2`. Unknown keys are refused. `render_toml` writes every default, commented.
+
+`load` alone looks at the environment: a tree read from a run's JSON is what was written, wherever it is read. A setting
+that may be absent is written "none" in TOML, in the environment and in `--set`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tomllib
+from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource
+from pydantic_settings.exceptions import SettingsError
 
 from schemas.errors import ConfigError
+from schemas.settings_sections import (
+    ArchiveSettings,
+    AssemblerSettings,
+    BatchSettings,
+    EngineSettings,
+    FeederSettings,
+    GroupSettings,
+    KafkaSettings,
+    PayloadSettings,
+    ProxySettings,
+    RolloutSettings,
+    RunSettings,
+    Section,
+    StalenessSettings,
+    TrainerSettings,
+    WindowSettings,
+)
+
+__all__ = [
+    "ArchiveSettings",
+    "AssemblerSettings",
+    "BatchSettings",
+    "EngineSettings",
+    "FeederSettings",
+    "GroupSettings",
+    "KafkaSettings",
+    "PayloadSettings",
+    "ProxySettings",
+    "RolloutSettings",
+    "RunSettings",
+    "Section",
+    "Settings",
+    "StalenessSettings",
+    "TrainerSettings",
+    "WindowSettings",
+    "load",
+    "render_toml",
+]
+
+ENV_PREFIX = "HOOFPRINT_"
+ENV_DELIMITER = "__"
 
 
-class Section(BaseModel):
-    """A table of the TOML file: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class RunSettings(Section):
-    """The run as a whole."""
-
-    run_id: str = Field(default="run", min_length=1, max_length=80, pattern=r"^[A-Za-z0-9._-]+$")
-    """Name of the run; part of every id."""
-    directory: str = "runs"
-    """Everything of a run lies in <directory>/<run_id>: broker data, payloads, checkpoints, archive, logs, report."""
-    seed: int = Field(default=0, ge=0)
-    """Seeds the checkpoint, the dataset shuffle and the sampling."""
-
-
-class KafkaSettings(Section):
-    """Where the log is."""
-
-    bootstrap_servers: str = ""
-    """Empty: start the embedded Kafka. Set: use that broker, start none."""
-    topic_prefix: str = ""
-    """Put before every topic name, with a dot; separates runs at one broker."""
-    partitions: int = Field(default=4, ge=1, le=1024)
-    """Partitions of the data topics (prompts, segments, feedback)."""
-    replication_factor: int = Field(default=1, ge=1, le=16)
-    """Of every topic; the embedded broker can hold 1."""
-    publish_timeout_s: float = Field(default=20.0, gt=0)
-    """How long a record may wait for its acknowledgement; then a request gets 503 and a processor ends."""
-    linger_ms: float = Field(default=2.0, ge=0)
-    """Producer batching."""
-
-
-class PayloadSettings(Section):
-    """The payload store."""
-
-    url: str = ""
-    """Any fsspec URL; empty: <run directory>/payloads."""
-    fsync: bool = False
-    """Sync every payload file to disk before its event is sent (a power loss then loses nothing either)."""
-    max_inline_bytes: int = Field(default=786_432, ge=1024)
-    """Larger token columns, requests and routed experts travel by reference."""
-
-
-class WindowSettings(Section):
-    """Rules 2 and 3."""
-
-    keep_versions: int = Field(default=2, ge=0)
-    """Keep groups of the last N versions; 0 switches the window off."""
-    order: Literal["published", "observed"] = "published"
-    """Order of versions: by publication, or by first observation (plain Dressage)."""
-
-
-class StalenessSettings(Section):
-    """Rules 4, 5 and 6."""
-
-    partial_rollout: bool = True
-    """Whether a trajectory may go on under another version (off: rule 5 refuses it)."""
-    max_partial_rollout_preempts: int | None = Field(default=None, ge=0)
-    """Distinct versions of a session beyond the first; None: no limit."""
-    mask_nonlast_version_tokens: bool = False
-    """Rule 6: only tokens of the last version keep their loss."""
-
-
-class GroupSettings(Section):
-    """GRPO groups."""
-
-    size: int = Field(default=8, ge=2, le=1024)
-    """Trajectories per prompt."""
-    timeout_s: float = Field(default=300.0, gt=0)
-    """An attempt that did not complete in this time after its first event fails."""
-    max_retries: int = Field(default=2, ge=0)
-    """Attempts beyond the first; then dropped(retry_exhausted)."""
-    on_stale: Literal["drop", "requeue"] = "drop"
-    """What becomes of a stale group; a requeue counts as a retry."""
-    min_live_trajectories: int = Field(default=0, ge=0)
-    """0: one failed trajectory fails the group. k: the group lives as long as k trajectories can still be good."""
-    drop_zero_variance: bool = False
-    """Drop groups whose rewards are all equal (DAPO dynamic sampling)."""
-
-
-class BatchSettings(Section):
-    """What the trainer gets."""
-
-    by: Literal["groups", "sequences"] = "groups"
-    """What `size` counts."""
-    size: int = Field(default=8, ge=1)
-    """Groups (or at least so many sequences) of one optimizer step."""
-    sampler: Literal["fifo", "freshest_first"] = "fifo"
-    """Which pending groups go first."""
-    short_last: bool = True
-    """After the dataset's end: emit a last, short batch."""
-
-
-class FeederSettings(Section):
-    """Admission."""
-
-    max_outstanding_groups: int = Field(default=16, ge=1)
-    """Admitted groups without a terminal verdict."""
-    eta: int | None = Field(default=None, ge=0)
-    """If set, at most (eta + v + 1) * batch size groups may be admitted while v versions were trained."""
-    dataset: str = ""
-    """JSONL file, or module:function giving prompts; empty: the task's own."""
-    epochs: int = Field(default=1, ge=0)
-    """Passes over the dataset; 0: endless."""
-    shuffle: bool = True
-    """Shuffle each pass with the run's seed."""
-    start_timeout_s: float = Field(default=600.0, gt=0)
-    """A requested group that nobody started in this time fails (not_started)."""
-
-
-class ProxySettings(Section):
-    """The proxy."""
-
-    host: str = "127.0.0.1"
-    """Loopback by default: anything else is a decision."""
-    port: int = Field(default=0, ge=0, le=65535)
-    """0: a free one, written to the run's endpoints file."""
-    engines: tuple[str, ...] = ()
-    """Base URLs of the engines; `hoofprint up` fills in its own."""
-    admin_key: str = ""
-    """Needed for /v1/policy, /v1/rollout and /sessions when set."""
-    update_strategy: Literal["abort", "retract"] = "abort"
-    """abort: cut by rid and resume from the partial tokens. retract: the engine holds the requests."""
-    quiesce_timeout_s: float = Field(default=10.0, gt=0)
-    """How long a pause waits for running generations to end."""
-    engine_timeout_s: float = Field(default=300.0, gt=0)
-    """One engine call."""
-    max_sessions: int = Field(default=4096, ge=1)
-    """Open sessions; more get 429."""
-    max_inflight: int = Field(default=1024, ge=1)
-    """Requests in flight; more get 429."""
-    max_body_bytes: int = Field(default=16_777_216, ge=1024)
-    """Larger bodies get 413."""
-    session_idle_s: float = Field(default=900.0, gt=0)
-    """Idle sessions expire."""
-    session_max_age_s: float = Field(default=86_400.0, gt=0)
-    """How far back a session is looked for in the log."""
-    context_window: int = Field(default=0, ge=0)
-    """Tokens of prompt and reply; 0: what the engine says."""
-    keepalive_s: float = Field(default=10.0, gt=0)
-    """A comment frame on quiet streams."""
-    temperature: float = Field(default=1.0, ge=0)
-    """When the request does not say; training needs the temperature of the trainer."""
-
-
-class EngineSettings(Section):
-    """The CPU engine that `hoofprint up` starts when proxy.engines is empty."""
-
-    model: str = ""
-    """Checkpoint directory; empty: the demo's."""
-    threads: int = Field(default=1, ge=1)
-    """Torch threads."""
-    max_running: int = Field(default=128, ge=1)
-    """Requests in one decode batch."""
-    context_length: int = Field(default=0, ge=0)
-    """0: what the checkpoint says."""
-    min_step_ms: float = Field(default=0.0, ge=0)
-    """A decode step takes at least this long: gives a tiny model the pace of a real one."""
-
-
-class TrainerSettings(Section):
-    """The trainer."""
-
-    loss: str = "sat"
-    """ppo, gspo, sat or sat_gspo."""
-    eps_low: float = Field(default=0.2, ge=0, le=1)
-    """Lower clip."""
-    eps_high: float = Field(default=0.2, ge=0)
-    """Upper clip."""
-    sat_alpha: float = Field(default=0.9, gt=0, le=1)
-    """Quantile of |log ratio| that is SAT's bandwidth."""
-    entropy_bonus: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus."""
-    aggregation: Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "prompt_equal"] = (
-        "seq_mean_token_mean"
-    )
-    """How token losses become one number."""
-    normalise_std: bool = True
-    """Divide advantages by the group's standard deviation."""
-    learning_rate: float = Field(default=1e-6, gt=0)
-    """Peak rate."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Linear warm-up."""
-    betas: tuple[float, float] = (0.9, 0.98)
-    """Adam."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW."""
-    grad_clip: float = Field(default=1.0, gt=0)
-    """Norm."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Temperature of the recomputed log-probs: that of the rollout."""
-    max_tokens_per_microbatch: int = Field(default=16_384, ge=1)
-    """Padded tokens of one forward pass."""
-    threads: int = Field(default=1, ge=1)
-    """Torch threads."""
-    steps: int = Field(default=100, ge=1)
-    """Optimizer steps of the run."""
-    checkpoint_every: int = Field(default=1, ge=1)
-    """Durable checkpoint every K steps."""
-    keep_checkpoints: int = Field(default=3, ge=2)
-    """Published exports and checkpoints kept on disk."""
-
-
-class RolloutSettings(Section):
-    """The rollout workers."""
-
-    workers: int = Field(default=1, ge=1)
-    """Processes."""
-    agent: str = "rollout.tasks.dial:agent"
-    """module:function, run once per trajectory."""
-    concurrent_groups: int = Field(default=16, ge=1)
-    """Groups one worker runs at a time."""
-    trajectory_timeout_s: float = Field(default=240.0, gt=0)
-    """One trajectory."""
-
-
-class ArchiveSettings(Section):
-    """The archiver."""
-
-    flush_s: float = Field(default=5.0, gt=0)
-    """A snapshot at least this often while events come."""
-    flush_rows: int = Field(default=20_000, ge=1)
-    """Or after so many events."""
-
-
-class AssemblerSettings(Section):
-    """The assembler's Faust worker."""
-
-    workers: int = Field(default=1, ge=1)
-    """Processes."""
-    chunk_records: int = Field(default=128, ge=1, le=10_000)
-    """Records handed to the agent at a time."""
-
-
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """The tree."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="HOOFPRINT_",
-        env_nested_delimiter="__",
-        extra="forbid",
-        frozen=True,
-        nested_model_default_partial_update=True,
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: RunSettings = RunSettings()
     kafka: KafkaSettings = KafkaSettings()
@@ -278,17 +83,15 @@ class Settings(BaseSettings):
     archive: ArchiveSettings = ArchiveSettings()
     assembler: AssemblerSettings = AssemblerSettings()
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only the environment and what the caller gives; `load` layers the file below and `--set` above."""
-        return init_settings, env_settings
+    @model_validator(mode="after")
+    def _a_batch_can_be_filled(self) -> Settings:
+        """Groups that wait for a batch are outstanding, too: with fewer places than a batch needs, none would ever go out."""
+        if self.batch.by == "groups" and self.feeder.max_outstanding_groups < self.batch.size:
+            raise ValueError(
+                f"feeder.max_outstanding_groups = {self.feeder.max_outstanding_groups} is less than"
+                f" batch.size = {self.batch.size}: no batch could ever be filled"
+            )
+        return self
 
     @property
     def run_directory(self) -> Path:
@@ -300,10 +103,11 @@ class Settings(BaseSettings):
         """Root of the payload store."""
         return self.payload.url or str((self.run_directory / "payloads").absolute())
 
-    def to_json(self) -> str:
-        """Canonical JSON text: what RunConfigured carries (secrets left out)."""
+    def to_json(self, *, secrets: bool = False) -> str:
+        """Canonical JSON text: what RunConfigured carries. Secrets are left out unless asked for."""
         tree = self.model_dump(mode="json")
-        tree["proxy"]["admin_key"] = ""
+        if not secrets:
+            tree["proxy"]["admin_key"] = ""
         return json.dumps(tree, sort_keys=True, separators=(",", ":"))
 
     def digest(self) -> str:
@@ -312,34 +116,68 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """The tree that `to_json` wrote; the environment has no say."""
-        return cls.model_validate(json.loads(text))
+        """The tree that `to_json` wrote; the environment has no say. Raises ConfigError."""
+        try:
+            return _validated(json.loads(text))
+        except json.JSONDecodeError as wrong:
+            raise ConfigError(f"the settings are not JSON: {wrong}") from wrong
 
 
 def load(
     file: Path | None = None, sets: tuple[str, ...] = (), base: dict[str, Any] | None = None
 ) -> Settings:
     """`base` (a preset) < `file` < environment < `sets` (`a.b=value`, value as TOML or else text). Raises ConfigError."""
-    below = dict(base or {})
+    tree = deepcopy(base or {})
     if file is not None:
-        try:
-            _merge(below, tomllib.loads(file.read_text(encoding="utf-8")))
-        except FileNotFoundError as missing:
-            raise ConfigError(f"no settings file at {file}", file=str(file)) from missing
-        except tomllib.TOMLDecodeError as wrong:
-            raise ConfigError(f"{file} is not TOML: {wrong}", file=str(file)) from wrong
+        _merge(tree, _read_toml(file))
+    _merge(tree, _environment())
+    for assignment in sets:
+        _merge(tree, _parse_set(assignment))
+    return _validated(tree)
+
+
+def _validated(tree: object) -> Settings:
     try:
-        environment = Settings().model_dump(exclude_unset=True)
-        _merge(below, environment)
-        for assignment in sets:
-            _merge(below, _parse_set(assignment))
-        return Settings.model_validate(below)
+        return Settings.model_validate(tree)
     except ValidationError as wrong:
         first = wrong.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
-            f"setting {key}: {first['msg']}", key=key, problem=first["msg"], count=wrong.error_count()
+            f"setting {key}: {first['msg']}" if key else first["msg"],
+            key=key,
+            problem=first["msg"],
+            count=wrong.error_count(),
         ) from wrong
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as missing:
+        raise ConfigError(f"no settings file at {file}", file=str(file)) from missing
+    except OSError as unreadable:
+        raise ConfigError(f"{file} cannot be read: {unreadable.strerror}", file=str(file)) from unreadable
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as wrong:
+        raise ConfigError(f"{file} is not TOML: {wrong}", file=str(file)) from wrong
+
+
+class _Named(BaseSettings, Settings):  # type: ignore[misc]  # both configurations fit together here
+    """The tree as pydantic-settings wants to see it, for the names of the variables alone."""
+
+
+def _environment() -> dict[str, Any]:
+    """What the environment sets. A variable of an unknown section is refused: it would have no effect."""
+    for name in os.environ:
+        section, delimiter, _ = name.upper().removeprefix(ENV_PREFIX).partition(ENV_DELIMITER)
+        if name.upper().startswith(ENV_PREFIX) and delimiter and section.lower() not in Settings.model_fields:
+            raise ConfigError(
+                f"the environment sets {name}, but there is no section {section.lower()}", key=name
+            )
+    try:
+        source = EnvSettingsSource(_Named, env_prefix=ENV_PREFIX, env_nested_delimiter=ENV_DELIMITER)
+        return source()
+    except SettingsError as wrong:
+        raise ConfigError(f"the environment: {wrong} (lists are written as JSON)") from wrong
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> None:
@@ -352,15 +190,24 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> None:
 
 def _parse_set(assignment: str) -> dict[str, Any]:
     path, sign, text = assignment.partition("=")
-    if not sign or not path.strip():
+    keys = path.strip().split(".")
+    if not sign or not all(keys):
         raise ConfigError(f"--set wants key=value, not {assignment!r}", assignment=assignment)
     try:
         value: Any = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
-        value = None if text.strip() == "none" else text
-    for part in reversed(path.strip().split(".")):
+        value = text.strip()
+    if _is_text(keys) and not isinstance(value, str):
+        value = text.strip()  # a run id may look like a number or a date
+    for part in reversed(keys):
         value = {part: value}
     return dict(value)
+
+
+def _is_text(keys: list[str]) -> bool:
+    section = Settings.model_fields.get(keys[0])
+    fields = getattr(section.annotation, "model_fields", {}) if section is not None and len(keys) == 2 else {}
+    return keys[-1] in fields and fields[keys[-1]].annotation is str
 
 
 def render_toml() -> str:
@@ -375,13 +222,12 @@ def render_toml() -> str:
             default = setting.get_default()
             lines += [
                 f"# {setting.description}",
-                f"# {key} = {_toml(default)}" if default is not None else f"# {key} =   (not set)",
+                f"# {key} = {_toml(default)}",
                 "",
             ]
     return "\n".join(lines)
 
 
 def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(list(value) if isinstance(value, tuple) else value)
+    """JSON's texts, numbers, lists and truth values are TOML's."""
+    return json.dumps("none" if value is None else value)
