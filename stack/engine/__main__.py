@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -39,11 +41,26 @@ def _end(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
+def keep_freed_memory() -> None:
+    """Let malloc reuse the megabytes of each step's intermediates instead of returning them to the system.
+
+    Every page would be faulted in again at the next step: about a tenth of the time of a 135M model. Not fatal
+    where the C library has no `mallopt`.
+    """
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_threshold, 32 << 20)  # the most that glibc takes
+        libc.mallopt(top_pad, 64 << 20)
+        libc.mallopt(trim_threshold, (1 << 31) - 1)
+
+
 def main() -> int:
     """Load, then serve; a checkpoint that cannot be served is one sentence and exit code 2."""
     args = parser().parse_args()
     signal.signal(signal.SIGTERM, _end)
     os.environ.setdefault("OMP_NUM_THREADS", str(args.threads))
+    keep_freed_memory()
     import uvicorn
 
     from schemas.errors import ConfigError

@@ -72,6 +72,8 @@ class EngineProcess:
         self._log = log
         threads = str(self._flags.get("threads", 1))
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+        root = str(Path(__file__).parents[2])  # the child finds the package wherever it was started
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # imports are twice as fast with bytecode
         with log.open("ab") as sink:
             self._child = subprocess.Popen(
