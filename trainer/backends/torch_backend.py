@@ -74,6 +74,7 @@ class TorchBackend:
             weight_decay=optimizer.weight_decay,
         )
         self._updates = 0
+        self._digest: str | None = None  # of the present weights, once somebody asked
 
     @property
     def updates(self) -> int:
@@ -121,7 +122,9 @@ class TorchBackend:
 
     def digest(self) -> str:
         """sha256 over all parameters: sorted names and raw bytes."""
-        return parameters_digest(self._parameters)
+        if self._digest is None:
+            self._digest = parameters_digest(self._parameters)
+        return self._digest
 
     def save(self, path: Path, meta: Mapping[str, object]) -> None:
         """Durable checkpoint at `path`; `meta` comes back from `load`. StoreError when the disk refuses."""
@@ -135,6 +138,7 @@ class TorchBackend:
         digest, updates, meta = stored.get("digest"), stored.get("updates"), stored.get("meta")
         if not isinstance(digest, str) or not isinstance(updates, int) or not isinstance(meta, dict):
             raise ConfigError("meta.json is not a checkpoint's", path=str(path))
+        self._digest = None
         read_checkpoint(path, self._parameters, self._optimizer, digest)
         self._updates = updates
         return meta
@@ -192,6 +196,7 @@ class TorchBackend:
         rate = self._settings.rate(self._updates)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        self._digest = None
         self._optimizer.step()
         self._updates += 1
         return {"grad_norm": norm, "learning_rate": rate}
