@@ -186,6 +186,8 @@ class TrainerSettings(Section):
 
     loss: str = "sat"
     """ppo, gspo, sat or sat_gspo."""
+    ratio: Literal["rollout", "prox"] = "rollout"
+    """Denominator of ppo's and gspo's ratio: the rollout, or the trainer before the update (SAT: rollout)."""
     eps_low: float = Field(default=0.2, ge=0, le=1)
     """Lower clip."""
     eps_high: float = Field(default=0.2, ge=0)
@@ -222,6 +224,8 @@ class TrainerSettings(Section):
     """Durable checkpoint every K steps."""
     keep_checkpoints: int = Field(default=3, ge=2)
     """Published exports and checkpoints kept on disk."""
+    publication_patience_s: float = Field(default=30.0, ge=0)
+    """How long a new version is offered to a proxy that does not answer; the log has it anyway."""
 
 
 class RolloutSettings(Section):
