@@ -90,10 +90,7 @@ class Publication:
         self._clock = clock
 
     def announce(self, run_id: str, version: str, step: int, branch: str, digest: str) -> None:
-        """Export the present weights and put `PolicyPublished` into the log.
-
-        """Export the present weights, then put `PolicyPublished` into the log.""" alone.
-        """
+        """Export the present weights, then put `PolicyPublished` into the log."""
         path = self._directory / version
         self._export(path)
         event = PolicyPublished(
