@@ -95,7 +95,7 @@ class Generation:
     def version_spans(self) -> list[dict[str, Any]]:
         """Spans as the API reports them."""
         starts = [start for _, start in self.spans]
-        ends = [*starts[1:], len(self.output_ids)]
+        ends = [*starts[1:], len(self.output_ids)] if starts else []
         return [
             {"version": version, "start": start, "end": end}
             for (version, start), end in zip(self.spans, ends, strict=True)

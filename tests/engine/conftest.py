@@ -1,0 +1,94 @@
+"""Checkpoints and running engines for the engine's tests.
+
+`dial` is the untrained Dial policy. `always` writes a checkpoint of the same architecture that is certain
+of one token: every embedding is the same vector, the layers write nothing, and the head gives that token a
+large logit. With it, a change of weights shows in the tokens themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_client import Client
+
+from stack.engine.launch import EngineProcess
+from stack.models.dial import write_dial_checkpoint
+
+
+@pytest.fixture(scope="session")
+def dial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dial_checkpoint(tmp_path_factory.mktemp("dial") / "seed0", seed=0)
+
+
+@pytest.fixture(scope="session")
+def always(tmp_path_factory: pytest.TempPathFactory, dial: Path) -> Callable[[int], Path]:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    made: dict[int, Path] = {}
+
+    def write(token: int) -> Path:
+        if token not in made:
+            directory = tmp_path_factory.mktemp(f"always{token}")
+            tensors: dict[str, Any] = load_file(dial / "model.safetensors")
+            for name, tensor in tensors.items():
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    tensor.zero_()
+            tensors["model.embed_tokens.weight"].fill_(1.0)
+            tensors["lm_head.weight"] = torch.zeros_like(tensors["lm_head.weight"])
+            tensors["lm_head.weight"][token] = 1.0
+            save_file(tensors, directory / "model.safetensors")
+            (directory / "config.json").write_bytes((dial / "config.json").read_bytes())
+            made[token] = directory
+        return made[token]
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def word_model(tmp_path_factory: pytest.TempPathFactory, dial: Path) -> Path:
+    """The Dial policy with a tokenizer of 32 words, `w0` to `w31`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    directory = tmp_path_factory.mktemp("words")
+    for file in dial.iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(32)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def engine(dial: Path) -> Iterator[EngineProcess]:
+    """An engine that decodes as fast as it can."""
+    with EngineProcess(dial, weight_version="v0") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def slow_engine(always: Callable[[int], Path]) -> Iterator[EngineProcess]:
+    """An engine whose steps take 10 ms: requests of some hundred tokens can be met in the middle."""
+    with EngineProcess(
+        always(7), weight_version="v7", min_step_ms=10, incremental_streaming_output=True
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+async def client(engine: EngineProcess) -> AsyncIterator[Client]:
+    async with Client(engine.base_url) as client:
+        yield client
+
+
+@pytest.fixture
+async def slow(slow_engine: EngineProcess, always: Callable[[int], Path]) -> AsyncIterator[Client]:
+    """A client of the slow engine, which is idle, unpaused and certain of token 7 again."""
+    async with Client(slow_engine.base_url) as client:
+        await client.post("/abort_request", {"abort_all": True})
+        await client.post("/continue_generation", {})
+        await client.post("/update_weights_from_disk", {"model_path": str(always(7)), "weight_version": "v7"})
+        yield client
