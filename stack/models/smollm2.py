@@ -75,7 +75,10 @@ def _installer() -> list[str]:
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install"]
     base = Path(sys.base_prefix) / "bin" / "python3"
-    if subprocess.run([str(base), "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
+    if (
+        subprocess.run([str(base), "-m", "pip", "--version"], capture_output=True, check=False).returncode
+        == 0
+    ):
         return [str(base), "-m", "pip", "install"]
     raise ConfigError("neither uv nor pip was found; one of them is needed to fetch SmolLM2 once.")
 
