@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -22,25 +21,22 @@ from schemas.events import Event, PolicyPublished, identified
 from schemas.settings import ProxySettings
 
 LOG = structlog.get_logger()
-RETRY_S = 0.5
 UPDATE_S = 120.0  # engines load the weights within one call
 
 
-class Publish(Protocol):
-    """Acknowledged produce, as `journal.producer.AckProducer.publish` does it."""
-
-    def __call__(self, event: Event) -> object: ...
+Publish = Callable[[Event], object]  # acknowledged produce, as `journal.producer.AckProducer.publish`
 
 
 class ProxyGate:
-    """`POST /v1/policy/versions` at the proxy, retried for `patience_s`."""
+    """`POST /v1/policy/versions` at the proxy, retried every `retry_s` for `patience_s`."""
 
-    def __init__(self, proxy: ProxySettings, patience_s: float) -> None:
+    def __init__(self, proxy: ProxySettings, patience_s: float, retry_s: float = 0.5) -> None:
         self._address = (proxy.host, proxy.port)
         self._headers = {"Content-Type": "application/json"}
         if proxy.admin_key:
             self._headers["Authorization"] = f"Bearer {proxy.admin_key}"
         self._patience_s = patience_s
+        self._retry_s = retry_s
 
     def offer(self, version: str, checkpoint: Path, step: int) -> bool:
         """Whether the proxy has taken the version. A refusal is not repeated.
@@ -63,7 +59,7 @@ class ProxyGate:
                     "the proxy did not take the version", version=version, status=status, answer=answer
                 )
                 return False
-            time.sleep(RETRY_S)
+            time.sleep(self._retry_s)
 
     def _post(self, body: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection(*self._address, timeout=UPDATE_S)
