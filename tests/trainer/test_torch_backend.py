@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import errno
 import json
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,6 +217,27 @@ def test_checkpoint_that_is_not_there_is_refused(checkpoint: Path, tmp_path: Pat
         backend(checkpoint).load(tmp_path / "none")
     with pytest.raises(ConfigError):
         backend(tmp_path)
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """As a full disk: no file of this process may grow beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("write", [lambda policy, path: policy.save(path, {}), TorchBackend.export])
+def test_disk_that_is_full_is_named_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, write: Callable[[TorchBackend, Path], None]
+) -> None:
+    policy = backend(checkpoint)
+    with file_size_limit(4000), pytest.raises(StoreError):
+        write(policy, tmp_path / "target")
+    assert list(tmp_path.iterdir()) == []
 
 
 def write_half(target: Path) -> None:

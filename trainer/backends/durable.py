@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from schemas.errors import StoreError
 
 WRITING = ".writing"
@@ -36,8 +38,8 @@ def atomic_directory(target: Path, *, sync: bool = True) -> Iterator[Path]:
         _swap(writing, target)
         if sync:
             _sync(target.parent)
-    except OSError as error:
-        raise StoreError(f"cannot write {target}: {error.strerror or error}", path=str(target)) from error
+    except (OSError, SafetensorError) as error:  # safetensors wraps a full disk in an error of its own
+        raise StoreError(f"cannot write {target}: {error}", path=str(target)) from error
     finally:
         shutil.rmtree(writing, ignore_errors=True)
 
