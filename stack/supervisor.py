@@ -27,6 +27,8 @@ Say = Callable[[str], None]
 
 CANNOT_WORK = 2
 """Exit status of a process that is configured in a way in which it can never work."""
+_ROOT = str(Path(__file__).parents[1])
+"""Children find our packages whatever directory this was started in."""
 _TETHER = Path(__file__).parent / "broker" / "tether.py"
 _MOST_EARLY_DEATHS = 5
 _FIRST_PAUSE_S = 0.5
@@ -164,6 +166,7 @@ class Supervisor:
     async def _run_once(self, child: _Child) -> int:
         part = child.part
         environ = {**os.environ, "PYTHONUNBUFFERED": "1", **part.environ}
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
         environ.pop("PYTHONDONTWRITEBYTECODE", None)  # services import twice as fast from compiled bytecode
         with (self._logs / f"{part.name}.log").open("ab") as sink:
             child.process = await asyncio.create_subprocess_exec(
