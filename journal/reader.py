@@ -142,18 +142,7 @@ class TopicReader:
         return self._by_name[full_name].name, partition
 
     def _watermarks(self, spot: TopicPartition) -> tuple[int, int]:
-        deadline = time.monotonic() + _CALL_S
-        while True:
-            try:
-                low, high = self._consumer.get_watermark_offsets(spot, timeout=_CALL_S, cached=False)
-            except KafkaException as away:
-                if time.monotonic() < deadline and away.args[0].code() in _NOT_YET:
-                    time.sleep(0.05)
-                    continue
-                raise TransportError(
-                    f"offsets of {spot.topic}/{spot.partition} cannot be read", topic=spot.topic
-                ) from away
-            return low, high
+        return _watermarks(self._consumer, spot)
 
     def _record(self, message: Any) -> Record:
         topic, partition, offset = self._by_name[message.topic()], message.partition(), message.offset()
@@ -169,6 +158,21 @@ class TopicReader:
         if error.fatal() or error.code() in _BROKEN:
             raise TransportError(f"the log cannot be read: {error.str()}", reason=error.name())
         return True
+
+
+def end_offsets(kafka: KafkaSettings, topics: Sequence[Topic]) -> dict[Place, int]:
+    """The offset behind the last record of each partition, now, with a connection of its own."""
+    consumer = _consumer(kafka)
+    try:
+        return {
+            (topic.name, number): _watermarks(
+                consumer, TopicPartition(topic.full_name(kafka.topic_prefix), number)
+            )[1]
+            for topic in topics
+            for number in partition_ids(kafka, topic)
+        }
+    finally:
+        consumer.close()
 
 
 def offsets_at_time(
@@ -192,6 +196,22 @@ def offsets_at_time(
         raise TransportError(f"offsets of {name} cannot be read", topic=name) from away
     finally:
         consumer.close()
+
+
+def _watermarks(consumer: Consumer, spot: TopicPartition) -> tuple[int, int]:
+    """First offset, and the one behind the last record."""
+    deadline = time.monotonic() + _CALL_S
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(spot, timeout=_CALL_S, cached=False)
+        except KafkaException as away:
+            if time.monotonic() < deadline and away.args[0].code() in _NOT_YET:
+                time.sleep(0.05)
+                continue
+            raise TransportError(
+                f"offsets of {spot.topic}/{spot.partition} cannot be read", topic=spot.topic
+            ) from away
+        return low, high
 
 
 def _consumer(kafka: KafkaSettings) -> Consumer:

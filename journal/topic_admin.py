@@ -73,6 +73,20 @@ def partition_of(key: bytes, partitions: int) -> int:
     return zlib.crc32(key) % partitions
 
 
+def broker_setting(kafka: KafkaSettings, name: str) -> str | None:
+    """A setting of one of the brokers; None if it has none of this name. TransportError: no broker answers."""
+    admin = _admin(kafka)
+    try:
+        broker = min(admin.list_topics(timeout=_CALL_S).brokers)
+        (answer,) = admin.describe_configs(
+            [ConfigResource(ResourceType.BROKER, str(broker))], request_timeout=_CALL_S
+        ).values()
+        entry = answer.result(_PATIENCE_S).get(name)
+    except (KafkaException, ValueError) as away:
+        raise TransportError(f"settings of the broker at {kafka.bootstrap_servers} cannot be read") from away
+    return None if entry is None else entry.value
+
+
 def _admin(kafka: KafkaSettings) -> AdminClient:
     return AdminClient(client_configuration(kafka), logger=LOGGER)
 

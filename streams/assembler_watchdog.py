@@ -1,0 +1,57 @@
+"""Faust can stop fetching a partition without a word (its issues 523, 629). Whoever lags and does not move starts anew.
+
+A partition stalls when records stand behind the next one to handle and that place has not moved over several looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from journal.reader import end_offsets
+from schemas import topics
+from schemas.errors import TransportError
+from schemas.settings import KafkaSettings
+
+if TYPE_CHECKING:
+    import faust
+
+_LOOK_S = 10.0
+_STALL_S = 60.0
+
+
+class Watchdog:
+    """`next_offset(partition)`: what the worker handles next; None: nothing of it was handled since the last seek."""
+
+    def __init__(self, kafka: KafkaSettings, next_offset: Callable[[int], int | None]) -> None:
+        self._kafka, self._next_offset = kafka, next_offset
+        self._looked_at = time.monotonic()
+        self._since: dict[int, tuple[int | None, float]] = {}
+
+    async def look(self, app: faust.App) -> None:
+        """Now and then. TransportError: a partition of ours stands still."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        from streams.faust_private import committed_offsets
+
+        ends = await asyncio.to_thread(end_offsets, self._kafka, [topics.SEGMENTS])
+        self.judge({partition: end for (_, partition), end in ends.items()}, committed_offsets(app), now)
+
+    def judge(self, ends: dict[int, int], committed: dict[int, int | None], now: float) -> None:
+        """`committed`: of the assigned partitions."""
+        self._since = {p: since for p, since in self._since.items() if p in committed}
+        for partition, mark in committed.items():
+            at = self._next_offset(partition)
+            behind = ends.get(partition, 0) > (at if at is not None else mark or 0)
+            known, since = self._since.get(partition, (at, now))
+            if not behind or known != at:
+                since = now
+            self._since[partition] = at, since
+            if now - since > _STALL_S:
+                raise TransportError(
+                    f"partition {partition} has records and none arrives", partition=partition, next_offset=at
+                )

@@ -1,0 +1,217 @@
+"""The assembler without Faust: chunks of raw records in, payload files, `GroupCompleted`, `GroupFailed` and dead letters
+out, and per partition the mark up to which everything that was caused is acknowledged.
+
+Sink before source (design §5): a group's payload file is in the store before its event is sent, and the mark moves over
+the group's records only when the event is acknowledged. What a record itself causes goes to the dead letters with its
+bytes, acknowledged before the mark passes it. What the infrastructure causes ends the process: `on_failure`, once.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from journal.clock import Clock
+from journal.payloads import PayloadStore
+from journal.producer import AckProducer, Position
+from schemas import events as ev
+from schemas import topics
+from schemas.arrow import GROUP_PAYLOAD_CODEC
+from schemas.codec import decode
+from schemas.errors import CorruptPayload, HoofprintError, SchemaError, StoreError
+from streams import assembly
+from streams.assembly_closed import ClosedAttempts
+from streams.group_payload import group_payload
+
+_MAX_RAW = 900_000  # a dead letter must itself fit into a record; the rest stays where it was read
+
+
+class RawRecord(Protocol):
+    """A record as aiokafka gives it."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+class AssemblerWorker:
+    """All partitions of one process. Everything but the acknowledgements happens in one thread."""
+
+    def __init__(
+        self,
+        rules: assembly.AssemblyRules,
+        closed: ClosedAttempts,
+        store: PayloadStore,
+        producer: AckProducer,
+        clock: Clock,
+        on_failure: Callable[[HoofprintError], None],
+    ) -> None:
+        self._rules, self._closed, self._store = rules, closed, store
+        self._producer, self._clock, self._on_failure = producer, clock, on_failure
+        self._partitions: dict[int, assembly.Assembly] = {}
+        self._acknowledged: deque[tuple[assembly.Assembly, Hashable]] = deque()
+        self._in_flight = 0
+        self._frozen = False
+        self.counts: Counter[str] = Counter()
+
+    def handle(self, partition: int, records: Sequence[RawRecord]) -> None:
+        """Records of a partition in offset order. StoreError: the payload store does not take a group."""
+        state = self._partitions.get(partition)
+        if state is None:
+            state = self._partitions[partition] = assembly.Assembly(
+                self._rules, self._closed, counts=self.counts
+            )
+        for record in records:
+            if state.next_offset is not None and record.offset < state.next_offset:
+                continue
+            try:
+                event = self._with_columns(decode(record.value or b""))
+            except SchemaError as wrong:
+                assembly.skip(state, record.offset)
+                self._bury(state, partition, record, f"{wrong.code}: {wrong.message}")
+                continue
+            for effect in assembly.apply(state, record.offset, event):
+                if isinstance(effect, assembly.Rejected):
+                    self._bury(state, partition, record, effect.reason)
+                else:
+                    self._emit(state, effect)
+
+    def tick(self, read_to_end: Callable[[int, int], bool]) -> None:
+        """Time-outs and attempts closed elsewhere. `read_to_end(partition, next_offset)`: nothing is left to read.
+
+        While records are left, only what they say is late is late: after a pause the log itself shows what had come.
+        """
+        for partition, state in self._partitions.items():
+            assembly.drop_closed(state)
+            current = state.next_offset is not None and read_to_end(partition, state.next_offset)
+            for effect in assembly.tick(state, self._clock() if current else state.newest_at):
+                assert not isinstance(effect, assembly.Rejected)
+                self._emit(state, effect)
+
+    def forget(self) -> None:
+        """The partitions are read again from their marks, or belong to another worker.
+
+        What is in flight holds no mark any more: nothing may be handled before `in_flight` is 0.
+        """
+        self._partitions.clear()
+
+    def freeze(self) -> None:
+        """Commit nothing any more: a record was not handled to its end."""
+        self._frozen = True
+
+    def low_water(self, partition: int) -> int | None:
+        """The offset to commit for a partition; None: nothing new."""
+        self._settle()
+        state = self._partitions.get(partition)
+        return None if state is None or self._frozen else assembly.low_water(state)
+
+    def next_offset(self, partition: int) -> int | None:
+        """The next record to handle, None while none of this partition was."""
+        state = self._partitions.get(partition)
+        return state.next_offset if state else None
+
+    @property
+    def in_flight(self) -> int:
+        """Records sent and not acknowledged."""
+        self._settle()
+        return self._in_flight
+
+    @property
+    def open_groups(self) -> int:
+        """Attempts on their way."""
+        return sum(len(state.groups) for state in self._partitions.values())
+
+    def _emit(self, state: assembly.Assembly, effect: assembly.Completed | assembly.Failed) -> None:
+        attempt = effect.attempt
+        if isinstance(effect, assembly.Failed):
+            self.counts["groups_failed"] += 1
+            self._send(state, attempt, effect.event)
+            return
+        ref = self._store.put(
+            effect.run_id,
+            attempt.group_id,
+            attempt.attempt,
+            group_payload(effect.sequences),
+            GROUP_PAYLOAD_CODEC,
+        )
+        self.counts["groups_completed"] += 1
+        self._send(state, attempt, assembly.completion(effect, ref))
+
+    def _bury(self, state: assembly.Assembly, partition: int, record: RawRecord, reason: str) -> None:
+        raw = record.value or b""
+        cut = len(raw) > _MAX_RAW
+        self.counts["dead_letters"] += 1
+        token = ("dead_letter", record.offset)
+        assembly.hold(state, token, record.offset)
+        self._send(
+            state,
+            token,
+            ev.identified(
+                ev.DeadLetter(
+                    run_id=self._rules.run_id,
+                    occurred_at=record.timestamp * 1000,
+                    topic=topics.SEGMENTS.name,
+                    partition=partition,
+                    offset=record.offset,
+                    key=record.key,
+                    headers=dict(record.headers),
+                    reason=f"{reason} (first {_MAX_RAW} of {len(raw)} bytes)" if cut else reason,
+                    raw=raw[:_MAX_RAW],
+                )
+            ),
+        )
+
+    def _send(self, state: assembly.Assembly, token: Hashable, event: ev.Event) -> None:
+        """The token is held already; its acknowledgement arrives in the producer's thread."""
+
+        def acknowledged(future: Future[Position]) -> None:
+            error = future.exception()
+            if error is None:
+                self._acknowledged.append((state, token))
+            elif isinstance(error, HoofprintError):
+                self._on_failure(error)
+
+        self._in_flight += 1
+        self._producer.send(event).add_done_callback(acknowledged)
+
+    def _settle(self) -> None:
+        """Acknowledgements, from the producer's thread into the state."""
+        while self._acknowledged:
+            state, token = self._acknowledged.popleft()
+            assembly.confirm(state, token)
+            self._in_flight -= 1
+
+    def _with_columns(self, event: ev.Event) -> ev.Event:
+        """A large segment's columns come from the store; SchemaError if they are not what was recorded."""
+        if (
+            not isinstance(event, ev.TokenSegment)
+            or event.tokens_ref is None
+            or event.run_id != self._rules.run_id
+        ):
+            return event
+        if event.kind != "train":
+            return event
+        try:
+            table = self._store.open_arrow(event.tokens_ref)
+        except StoreError as problem:
+            if problem.detail.get("errno") != errno.ENOENT:
+                raise
+            raise CorruptPayload(
+                f"payload {event.tokens_ref.uri} is gone", uri=event.tokens_ref.uri
+            ) from problem
+        return msgspec.structs.replace(event, **_columns(table, event.tokens_ref.uri))
+
+
+def _columns(table: pa.Table, uri: str) -> dict[str, Any]:
+    names = ("context_ids", "output_ids", "output_logprobs")
+    if table.num_rows != 1 or not set(names) <= set(table.column_names):
+        raise CorruptPayload(f"{uri} is not the columns of one segment", uri=uri)
+    return {name: table.column(name)[0].as_py() for name in names}
