@@ -21,7 +21,9 @@ class KillingProducer(AckProducer):
 
     def publish(self, event: Event, timeout_s: float | None = None) -> Position:
         when, name, step = sys.argv[2:5]
-        meant = type(event).__name__ == name and getattr(event, "step", None) == int(step)
+        meant = type(event).__name__ == name and getattr(
+            event, "step", getattr(event, "to_step", None)
+        ) == int(step)
         if meant and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         position = super().publish(event, timeout_s)

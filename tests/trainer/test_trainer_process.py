@@ -183,12 +183,7 @@ def test_steps_without_a_checkpoint_are_trained_again_with_equal_digests(
 def test_step_that_cannot_be_reproduced_begins_a_branch(
     settings: Settings, uninterrupted: dict[int, str]
 ) -> None:
-    """The log has steps 1 to 3, the second with weights that nobody can train again."""
-    past: list[Event] = [published(0, None)]
-    for step, digest in ((1, uninterrupted[1]), (2, "0" * 64), (3, "1" * 64)):
-        request = BatchRequested(run_id=RUN, occurred_at=1, step=step, batch_id=f"b{step}")
-        past += [identified(request), completed(step, digest), published(step, digest)]
-    publish(settings, past)
+    past = history_with_a_step_nobody_can_train_again(settings, uninterrupted)
     run_here(settings)
     new = control(settings)[len(past) :]
     (rolled_back,) = [event for event in new if isinstance(event, RolledBack)]
@@ -200,6 +195,30 @@ def test_step_that_cannot_be_reproduced_begins_a_branch(
     assert [event.step for event in new if isinstance(event, BatchRequested)] == [4]
     run_here(settings)  # a later start finds nothing to do
     assert len(control(settings)) == len(past) + len(new)
+
+
+def test_kill_behind_the_rollback_does_not_roll_back_again(
+    settings: Settings, uninterrupted: dict[int, str]
+) -> None:
+    past = history_with_a_step_nobody_can_train_again(settings, uninterrupted)
+    run_killed(settings, "after", RolledBack, 1)
+    run_here(settings)
+    new = control(settings)[len(past) :]
+    assert len([event for event in new if isinstance(event, RolledBack)]) == 1
+    again = [event for event in new if isinstance(event, StepCompleted)]
+    assert [(e.step, e.branch, e.digest) for e in again] == [(s, "b1", uninterrupted[s]) for s in (2, 3, 4)]
+
+
+def history_with_a_step_nobody_can_train_again(
+    settings: Settings, uninterrupted: dict[int, str]
+) -> list[Event]:
+    """The log has steps 1 to 3, the second with weights that its batch does not give."""
+    past: list[Event] = [published(0, None)]
+    for step, digest in ((1, uninterrupted[1]), (2, "0" * 64), (3, "1" * 64)):
+        request = BatchRequested(run_id=RUN, occurred_at=1, step=step, batch_id=f"b{step}")
+        past += [identified(request), completed(step, digest), published(step, digest)]
+    publish(settings, past)
+    return past
 
 
 def published(step: int, digest: str | None) -> PolicyPublished:
