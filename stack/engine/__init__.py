@@ -9,8 +9,11 @@ model        the forward pass over slots of a key-value cache (`kvcache`)
 sampling     draws tokens from logits; the noise depends on seed and position alone
 contract     the HTTP bodies: what is accepted, what is refused and how, what is answered
 generation   one request's life: tokens, log-probs, version spans, finish reason
+prefixes     keys and values of finished requests, for the next turn
+prefill      runs the tokens that are known
 batch        the running requests as rows of numpy columns
 scheduler    the loop: admit, prefill, decode, pause, retract, change weights
+generate     `/generate`;  control: every other endpoint;  asgi: the few moves both need;  text: the tokenizer
 server       the ASGI application; `python -m stack.engine` starts it
 launch       starts the engine as a child process and waits until it is healthy
 """

@@ -31,6 +31,12 @@ def parser() -> argparse.ArgumentParser:
         "pacing makes generation time comparable with a training step, so that weight updates interrupt generations",
     )
     p.add_argument(
+        "--prefix-cache-mb",
+        type=int,
+        default=256,
+        help="keys and values kept of finished requests, for the next turn of a session; 0: none",
+    )
+    p.add_argument(
         "--incremental-streaming-output", action="store_true", help="stream deltas, not everything so far"
     )
     return p

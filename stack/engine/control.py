@@ -40,6 +40,7 @@ class EngineOptions:
     context_length: int | None = None
     random_seed: int = 0
     min_step_ms: float = 0.0
+    prefix_cache_mb: int = 256
     incremental_streaming_output: bool = False
 
 

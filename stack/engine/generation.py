@@ -55,6 +55,8 @@ class Generation:
     spans: list[tuple[str, int]] = field(default_factory=list)
     """(version, first output token) of each span."""
     finish_reason: dict[str, Any] | None = None
+    weights_epoch: int = 0
+    """Count of weight changes at its last prefill: its cached keys are of one model while this is the engine's."""
     listener: Callable[[], None] | None = None
     """Called in the event loop when there is news; the scheduler does not look at it."""
 

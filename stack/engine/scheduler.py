@@ -26,6 +26,7 @@ from stack.engine.batch import Batch
 from stack.engine.generation import Generation, finish_abort, finish_stop
 from stack.engine.model import CausalLM
 from stack.engine.prefill import prefill, take_admissible
+from stack.engine.prefixes import Prefixes
 
 Result = TypeVar("Result")
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -64,13 +65,16 @@ class Scheduler:
         max_running: int,
         min_step_s: float,
         threads: int,
+        prefix_cache_bytes: int,
         report: Callable[[list[Generation]], None],
         match_stop: Callable[[Generation], str | None],
     ) -> None:
         self.model_path = model_path
         self.version = version
         self._model = model
+        self._weights_epoch = 0
         self._batch = Batch(model, max_running)
+        self._prefixes = Prefixes(prefix_cache_bytes)
         self._min_step_s = min_step_s
         self._threads = threads
         self._report = report
@@ -167,8 +171,9 @@ class Scheduler:
         del self._waiting[: len(admitted)]
         for generation in admitted:
             generation.enter_version(self.version)
+            generation.weights_epoch = self._weights_epoch
         first = len(self._batch)
-        prefill(self._model, self._batch, admitted)
+        prefill(self._model, self._batch, admitted, self._prefixes)
         return [g for g in self._collect(first) if g.finish_reason is not None]
 
     def _collect(self, first: int) -> list[Generation]:
@@ -181,10 +186,18 @@ class Scheduler:
                 matched = self._match_stop(generation)
                 generation.finish_reason = None if matched is None else finish_stop(matched)
             if generation.finish_reason is not None:
+                self._keep_prefix(generation, row)
                 news.append(self._batch.remove(row))
             elif generation.stream:
                 news.append(generation)
         return news
+
+    def _keep_prefix(self, generation: Generation, row: int) -> None:
+        """Store the row's keys and values for a next turn, if all of them are of the weights of now."""
+        if self._prefixes.enabled and generation.weights_epoch == self._weights_epoch:
+            length = int(self._batch.length[row])
+            tokens = generation.tokens[:length]
+            self._prefixes.keep(tokens, len(generation.prompt), self._batch.cache.read(row, length))
 
     # -- commands -----------------------------------------------------------------------------------
 
@@ -228,8 +241,11 @@ class Scheduler:
         self._paused = None
 
     def flush_cache(self) -> bool:
-        """Whether nothing depends on cached keys and values."""
-        return not self._batch.rows and (self._paused is not None or not self._waiting)
+        """Forget cached prefixes; false (and nothing forgotten) while requests run, or wait without a pause."""
+        idle = not self._batch.rows and (self._paused is not None or not self._waiting)
+        if idle:
+            self._prefixes.clear()
+        return idle
 
     def load(self) -> Load:
         """Counts for routing and for tests that wait for a state."""
@@ -258,6 +274,8 @@ class Scheduler:
     def _apply(self, update: WeightUpdate) -> bool:
         if update.model is not None:
             self._model = update.model
+            self._weights_epoch += 1
+            self._prefixes.clear()  # also with flush_cache=false: old weights' keys are never reused by new requests
             self.model_path = update.model_path or self.model_path
         if update.version is not None:
             self.version = update.version

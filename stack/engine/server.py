@@ -47,6 +47,7 @@ class Engine:
             max_running=options.max_running,
             min_step_s=options.min_step_ms / 1000.0,
             threads=options.threads,
+            prefix_cache_bytes=options.prefix_cache_mb << 20,
             report=self._report,
             match_stop=text.match_stop,
         )
