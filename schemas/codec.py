@@ -45,18 +45,25 @@ def _without_logical_types(node: Any) -> Any:
 
 @cache
 def _coders() -> tuple[dict[type[Event], _Coder], dict[bytes, _Coder]]:
+    """Coder of the newest version of each event, and of every version by its header."""
     by_type: dict[type[Event], _Coder] = {}
     by_header: dict[bytes, _Coder] = {}
-    names = {t.__name__: t for t in EVENT_TYPES}
-    for entry in sorted(files("schemas").joinpath("avro").iterdir(), key=lambda p: p.name):
-        name, version, ending = entry.name.rsplit(".", 2)
-        if ending != "avsc":
-            continue
-        coder = _Coder(names[name], entry.read_text(encoding="utf-8"))
+    for event_type, _version, text in released_schemas():
+        coder = _Coder(event_type, text)
         by_header[coder.header] = coder
-        by_type[names[name]] = coder  # sorted: the newest version of an event comes last
-        assert version.startswith("v")
+        by_type[event_type] = coder
     return by_type, by_header
+
+
+def released_schemas() -> list[tuple[type[Event], int, str]]:
+    """Event class, version and text of every file in `schemas/avro`, oldest version first."""
+    names = {event_type.__name__: event_type for event_type in EVENT_TYPES}
+    found = []
+    for entry in files("schemas").joinpath("avro").iterdir():
+        name, dot, rest = entry.name.partition(".v")
+        if dot and rest.endswith(".avsc"):
+            found.append((names[name], int(rest.removesuffix(".avsc")), entry.read_text(encoding="utf-8")))
+    return sorted(found, key=lambda schema: (schema[0].__name__, schema[1]))
 
 
 def encode(event: Event) -> bytes:
