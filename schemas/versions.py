@@ -50,22 +50,23 @@ def spans_of_reply(meta_info: Mapping[str, object], output_tokens: int) -> tuple
         return [], False
     listed = meta_info.get("weight_versions")
     if isinstance(listed, Sequence) and not isinstance(listed, str) and listed:
-        spans = [
-            VersionSpan(
-                str(s.get("version", UNKNOWN)).strip() or UNKNOWN,
-                int(s.get("start", -1)),
-                int(s.get("end", -1)),
-            )
-            for s in listed
-            if isinstance(s, Mapping)
-        ]
-        spans = [s for s in spans if s.stop > s.start]
-        if covers(spans, output_tokens):
-            return merge_spans(spans), False
+        spans = [_listed_span(entry) for entry in listed if isinstance(entry, Mapping)]
+        whole = [span for span in spans if span.stop > span.start]
+        if covers(whole, output_tokens):
+            return merge_spans(whole), False
         last = spans[-1].version if spans else UNKNOWN
         return [VersionSpan(last, 0, output_tokens)], True
-    scalar = meta_info.get("weight_version") or meta_info.get("version")
-    return [VersionSpan(real_version(scalar) or UNKNOWN, 0, output_tokens)], False
+    scalar = real_version(meta_info.get("weight_version")) or real_version(meta_info.get("version"))
+    return [VersionSpan(scalar or UNKNOWN, 0, output_tokens)], False
+
+
+def _listed_span(entry: Mapping[str, object]) -> VersionSpan:
+    """One entry of the per-token list; without usable numbers it is empty, so that the list does not cover."""
+    version = real_version(entry.get("version")) or UNKNOWN
+    start, end = entry.get("start"), entry.get("end")
+    if isinstance(start, int) and isinstance(end, int):
+        return VersionSpan(version, start, end)
+    return VersionSpan(version, 0, 0)
 
 
 def covers(spans: Sequence[VersionSpan], length: int) -> bool:
