@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from schemas.errors import ConfigError, StoreError
+from schemas.errors import ConfigError
 from schemas.settings import Settings
 
 INITIAL = "initial"
@@ -29,19 +28,13 @@ def check_model(settings: Settings) -> None:
 
 
 def initial_checkpoint(settings: Settings, run_directory: Path) -> Path:
-    """The checkpoint directory, absolute; the Dial policy is made where it is not there yet."""
-    if settings.engine.model:
-        check_model(settings)
-        return Path(settings.engine.model).absolute()
-    target = run_directory / INITIAL
-    if not target.is_dir():
-        command = [sys.executable, "-m", "stack.checkpoints", str(target), str(settings.run.seed)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise StoreError(
-                f"the initial checkpoint could not be written: {done.stderr.strip()[-500:]}", path=str(target)
-            )
-    return target
+    """Where the checkpoint is, absolute; the Dial policy may still have to be made (`maker`)."""
+    return Path(settings.engine.model).absolute() if settings.engine.model else run_directory / INITIAL
+
+
+def maker(checkpoint: Path, seed: int) -> tuple[str, ...]:
+    """Command line that writes the untrained Dial policy."""
+    return (sys.executable, "-m", "stack.checkpoints", str(checkpoint), str(seed))
 
 
 def main(directory: str, seed: str) -> None:
@@ -49,6 +42,8 @@ def main(directory: str, seed: str) -> None:
     from stack.models.dial import write_dial_checkpoint
 
     target = Path(directory)
+    if target.is_dir():
+        return
     scratch = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         write_dial_checkpoint(scratch, int(seed))

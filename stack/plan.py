@@ -14,13 +14,15 @@ from schemas.errors import TransportError
 from schemas.settings import Settings
 from stack.broker.embedded import EmbeddedKafka
 from stack.broker.ready import await_broker
-from stack.checkpoints import initial_checkpoint
+from stack.checkpoints import initial_checkpoint, maker
 from stack.endpoints import PortBook, answers
 from stack.run_directory import SETTINGS
 from stack.supervisor import Part
 
 BROKER, ENGINE, PROXY, ASSEMBLER, CONTROLLER = "broker", "engine", "proxy", "assembler", "controller"
 FEEDER, TRAINER, ARCHIVER, ROLLOUT = "feeder", "trainer", "archiver", "rollout"
+CHECKPOINT = "checkpoint"
+"""Makes the first weights where there are none, while the broker starts."""
 
 _PROBE_BROKER_S = 5.0
 _STOP_S = {BROKER: 20.0, ARCHIVER: 60.0, TRAINER: 30.0}
@@ -73,20 +75,22 @@ def _embedded(run_directory: Path) -> EmbeddedKafka:
 
 def parts_of(settings: Settings, roles: frozenset[str] = ALL) -> list[Part]:
     """The parts of a resolved run in the order of their start. A broker or engine of somebody else is left out by `roles`."""
-    parts: list[Part] = []
-    if BROKER in roles:
-        parts.append(_broker(settings))
+    log = (BROKER,) if BROKER in roles else ()
+    weights: tuple[str, ...] = ()
+    parts: list[Part] = [_broker(settings)]
+    if TRAINER in roles and not Path(settings.engine.model).is_dir():
+        weights = (CHECKPOINT,)
+        parts.append(_checkpoint(settings))
     if ENGINE in roles:
-        parts.append(_engine(settings))
-    after = (BROKER,) if BROKER in roles else ()
+        parts.append(_engine(settings, weights))
     proxy = f"http://127.0.0.1:{settings.proxy.port}/readyz"
-    parts.append(_part(settings, PROXY, after=after, ready=answers(proxy)))
-    parts += [_part(settings, name, after=after) for name in (CONTROLLER, ARCHIVER)]
-    parts += _several(settings, ASSEMBLER, settings.assembler.workers, after)
-    parts.append(_part(settings, TRAINER, after=after, finite=True))
-    parts += _several(settings, ROLLOUT, settings.rollout.workers, after)
-    parts.append(_part(settings, FEEDER, after=after, finite=True))
-    return [part for part in parts if part.name.split("-")[0] in roles]
+    parts.append(_part(settings, PROXY, after=log, ready=answers(proxy)))
+    parts += [_part(settings, name, after=log) for name in (CONTROLLER, ARCHIVER)]
+    parts += _several(settings, ASSEMBLER, settings.assembler.workers, log)
+    parts.append(_part(settings, TRAINER, after=log + weights, finite=True))
+    parts += _several(settings, ROLLOUT, settings.rollout.workers, log)
+    parts.append(_part(settings, FEEDER, after=log, finite=True))
+    return [part for part in parts if part.name.split("-")[0] in roles | {CHECKPOINT}]
 
 
 def _several(settings: Settings, name: str, count: int, after: tuple[str, ...]) -> list[Part]:
@@ -129,7 +133,17 @@ def _broker(settings: Settings) -> Part:
     )
 
 
-def _engine(settings: Settings) -> Part:
+def _checkpoint(settings: Settings) -> Part:
+    path = Path(settings.engine.model)
+
+    async def is_there() -> bool:
+        return await asyncio.to_thread(path.is_dir)
+
+    argv = maker(path, settings.run.seed)
+    return Part(CHECKPOINT, argv, ready=is_there, finite=True, wave=_WAVES[ENGINE], environ=_threads(1))
+
+
+def _engine(settings: Settings, after: tuple[str, ...]) -> Part:
     engine, url = settings.engine, settings.proxy.engines[0]
     argv = [
         sys.executable,
@@ -144,13 +158,8 @@ def _engine(settings: Settings) -> Part:
     argv += ["--min-step-ms", str(engine.min_step_ms), "--random-seed", str(settings.run.seed)]
     if engine.context_length:
         argv += ["--context-length", str(engine.context_length)]
-    return Part(
-        ENGINE,
-        tuple(argv),
-        ready=answers(f"{url}/health"),
-        wave=_WAVES[ENGINE],
-        environ=_threads(engine.threads),
-    )
+    health, threads = answers(f"{url}/health"), _threads(engine.threads)
+    return Part(ENGINE, tuple(argv), after=after, ready=health, wave=_WAVES[ENGINE], environ=threads)
 
 
 def _threads(count: int) -> dict[str, str]:

@@ -24,7 +24,7 @@ from schemas.events import EndOfBatches, Event, GroupAdmitted, RunConfigured, Ru
 from schemas.settings import Settings
 from schemas.topics import BATCHES, CONTROL, VERDICTS
 from stack.checkpoints import check_model
-from stack.plan import ALL, BROKER, ENGINE, FEEDER, PROXY, TRAINER, parts_of, resolve
+from stack.plan import ALL, BROKER, CHECKPOINT, ENGINE, FEEDER, PROXY, TRAINER, parts_of, resolve
 from stack.release import software_version
 from stack.run_directory import SUPERVISOR, claim, write_settings
 from stack.supervisor import Say, Supervisor
@@ -53,10 +53,10 @@ class Stack:
         return f"http://127.0.0.1:{self.settings.proxy.port}"
 
     async def start_log(self) -> None:
-        """The broker and its topics. The engine loads its model meanwhile."""
+        """The broker and its topics. The first weights are made, and the engine loads them, meanwhile."""
         kafka = self.settings.kafka
+        self.supervisor.start([BROKER, CHECKPOINT, ENGINE])
         if BROKER in self.supervisor.restarts():
-            self.supervisor.start([BROKER, ENGINE])
             await self.supervisor.wait_ready([BROKER])
         else:
             await asyncio.to_thread(wait_for_broker, kafka, _BROKER_PATIENCE_S)

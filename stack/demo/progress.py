@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import fmean
 from types import TracebackType
 
@@ -88,13 +89,9 @@ def reward_curve(facts: RunFacts) -> list[float]:
 
 def sparkline(values: list[float], width: int = _WIDTH) -> str:
     """A curve between 0 and 1 in one line, averaged down to the width."""
-    if not values:
-        return ""
-    share = max(1.0, len(values) / width)
-    means = [
-        fmean(values[int(i * share) : max(int(i * share) + 1, int((i + 1) * share))])
-        for i in range(int(len(values) / share))
-    ]
+    count = min(width, len(values))
+    bounds = [i * len(values) // count for i in range(count + 1)] if count else []
+    means = [fmean(values[start:stop]) for start, stop in pairwise(bounds)]
     return "".join(_SPARKS[round(min(1.0, max(0.0, mean)) * (len(_SPARKS) - 1))] for mean in means)
 
 

@@ -107,3 +107,23 @@ def test_a_taken_port_is_replaced_unless_it_was_asked_for(tmp_path: Path) -> Non
         assert PortBook(book).port("proxy") != taken
         with pytest.raises(ConfigError, match=f"port {taken} for proxy is in use"):
             PortBook(book).port("proxy", taken)
+
+
+def test_a_run_without_a_model_makes_its_first_weights(tmp_path: Path) -> None:
+    resolved = resolve(load(sets=(f"run.directory={tmp_path}",)))
+    parts = {part.name: part for part in parts_of(resolved)}
+    assert parts["checkpoint"].argv[-2:] == (resolved.engine.model, "0")
+    assert parts["engine"].after == ("checkpoint",)
+    assert parts["trainer"].after == ("broker", "checkpoint")
+    Path(resolved.engine.model).mkdir()
+    assert "checkpoint" not in {part.name for part in parts_of(resolved)}
+
+
+def test_a_replay_needs_no_model(tmp_path: Path) -> None:
+    resolved = resolve(load(sets=(f"run.directory={tmp_path}",)), REPLAY)
+    assert {part.name for part in parts_of(resolved, REPLAY)} == {
+        "broker",
+        "controller",
+        "archiver",
+        "assembler",
+    }
