@@ -44,7 +44,7 @@ class ControlView:
     activated: set[str] = field(default_factory=set)
     completed: dict[int, StepCompleted] = field(default_factory=dict)
     batches: dict[int, TrainBatch] = field(default_factory=dict)
-    requested: set[int] = field(default_factory=set)
+    requested: set[tuple[int, str]] = field(default_factory=set)  # step, branch
     branch: str = ""
     rollbacks: int = 0
     end_of_batches: bool = False
@@ -67,7 +67,7 @@ class ControlView:
             case RolledBack():
                 self._roll_back(event)
             case BatchRequested():
-                self.requested.add(event.step)
+                self.requested.add((event.step, event.branch))
             case TrainBatch():
                 self.batches.setdefault(event.step, event)
             case EndOfBatches():
@@ -86,6 +86,15 @@ class ControlView:
         """Label of the surviving weights after `step`: under the branch on which that step was completed."""
         done = self.completed.get(step)
         return version_label(step, done.branch if done is not None else self.branch if step else "")
+
+    def needs_request(self, step: int) -> bool:
+        """Whether the batch of `step` has still to be asked for.
+
+        A rollback voids the request that was open: without a batch for it, it is repeated on the new branch.
+        """
+        if not any(requested == step for requested, _ in self.requested):
+            return True
+        return step not in self.batches and (step, self.branch) not in self.requested
 
     def ordinal(self, label: str) -> int:
         """Rank of a published label. InvariantBroken if it was never published."""

@@ -160,7 +160,7 @@ class Trainer:
         self._prune(step)
         following = step + 1
         wanted = following <= self._settings.trainer.steps and not self.view.end_of_batches
-        if wanted and following not in self.view.requested:
+        if wanted and self.view.needs_request(following):
             self._publish(
                 BatchRequested(
                     run_id=self._run_id,

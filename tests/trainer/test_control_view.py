@@ -99,6 +99,26 @@ def test_a_step_keeps_its_first_batch_over_a_rollback() -> None:
     assert view.batches == {1: first}
 
 
+def request(step: int, branch: str = "") -> BatchRequested:
+    return BatchRequested(run_id=RUN, occurred_at=0, step=step, batch_id="b", branch=branch)
+
+
+@pytest.mark.parametrize(
+    ("events", "needed"),
+    [
+        pytest.param([], True, id="never requested"),
+        pytest.param([request(1)], False, id="open"),
+        pytest.param([request(1), rolled_back(0, "b1")], True, id="voided by a rollback"),
+        pytest.param([request(1), rolled_back(0, "b1"), request(1, "b1")], False, id="open on the branch"),
+        pytest.param(
+            [request(1), hand_made.manifest(RUN, 1, []), rolled_back(0, "b1")], False, id="answered before"
+        ),
+    ],
+)
+def test_when_a_batch_has_to_be_requested(events: list[Event], needed: bool) -> None:
+    assert view_of(*events).needs_request(1) is needed
+
+
 def test_requests_ends_and_activations_are_seen() -> None:
     view = view_of(
         BatchRequested(run_id=RUN, occurred_at=0, step=3, batch_id="b"),
@@ -106,6 +126,6 @@ def test_requests_ends_and_activations_are_seen() -> None:
         PolicyActivated(run_id=RUN, occurred_at=0, version="v000001", engine_id="e0"),
         PolicyActivated(run_id=RUN, occurred_at=1, version="v000002", engine_id="e0"),
     )
-    assert view.requested == {3}
+    assert view.requested == {(3, "")}
     assert view.end_of_batches
     assert (view.active, view.activated) == ({"e0": "v000002"}, {"v000001", "v000002"})
