@@ -30,6 +30,8 @@ class Trajectory:
     """State of one `parent_traj_id`. `sample_index` is None until an event of its session was read."""
 
     __slots__ = (
+        "_assigned",
+        "_void_rewards",
         "end",
         "ended_at",
         "epoch",
@@ -45,6 +47,7 @@ class Trajectory:
         self.parent_traj_id = parent_traj_id
         self.sample_index: int | None = None
         self.epoch = NO_EPOCH
+        self._void_rewards: tuple[RewardAssigned, ...] = ()
         self._forget()
 
     def _forget(self) -> None:
@@ -53,6 +56,7 @@ class Trajectory:
         self.end: EndFacts | None = None
         self.ended_at = 0
         self.reward: float | None = None
+        self._assigned: RewardAssigned | None = None
         self.started_at: int | None = None
         self.touched_at = 0  # newest occurred_at of what counts, segments aside
 
@@ -81,6 +85,8 @@ class Trajectory:
             return "void"
         self.epoch = event.epoch
         if place == "restart":
+            if self._assigned is not None:
+                self._void_rewards += (self._assigned,)
             self._forget()
         outcome = self._take_valid(event)
         if outcome == "applied" and not isinstance(event, TokenSegment):
@@ -88,10 +94,12 @@ class Trajectory:
         return outcome
 
     def take_reward(self, event: RewardAssigned) -> Outcome:
-        """A reward of its own; the first known one wins."""
+        """A reward of its own; the first known one wins. It has no epoch: one of a voided try may be read again."""
+        if event in self._void_rewards:
+            return "void"
         if self.reward is not None:
             return "duplicate"
-        self.reward = event.reward
+        self.reward, self._assigned = event.reward, event
         self.touched_at = max(self.touched_at, event.occurred_at)
         return "applied"
 

@@ -13,7 +13,9 @@ RUN = "run"
 class Session:
     """One trajectory of an attempt. Times count up by themselves; every event is identified."""
 
-    def __init__(self, group: str = "g", sample: int = 0, *, attempt: int = 0, epoch: int = 1, run: str = RUN) -> None:
+    def __init__(
+        self, group: str = "g", sample: int = 0, *, attempt: int = 0, epoch: int = 1, run: str = RUN
+    ) -> None:
         self.group, self.sample, self.attempt, self.epoch, self.run = group, sample, attempt, epoch, run
         self.traj = ids.parent_traj_id(run, group, attempt, sample)
         self.clock = 1000 * (sample + 1)
@@ -52,7 +54,11 @@ class Session:
                 context_ids=pack_ids(context),
                 output_ids=pack_ids(output),
                 output_logprobs=pack_logprobs([-0.5 * token for token in output]),
-                spans=spans if spans is not None else (VersionSpan(version, 0, len(output)),) if output else (),
+                spans=spans
+                if spans is not None
+                else (VersionSpan(version, 0, len(output)),)
+                if output
+                else (),
                 version_at_dispatch=version,
                 engine_id="engine",
                 finish_reason="stop",
@@ -90,7 +96,9 @@ class Session:
             base = 100 * self.sample + 10 * turn
             parent = turn - 1 if turn else None
             events.append(
-                self.segment(turn, [base, base + 1], [base + 2, base + 3], version=f"v{turn % 3}", parent=parent)
+                self.segment(
+                    turn, [base, base + 1], [base + 2, base + 3], version=f"v{turn % 3}", parent=parent
+                )
             )
         return [*events, self.end(turns, reward=reward)]
 
@@ -99,9 +107,13 @@ def end_facts(
     segments: int, *, reward: float | None = 1.0, pending: bool = False,
     status: ev.TrajectoryStatus = "completed", reason: str = "done",
 ) -> ev.EndFacts:  # fmt: skip
-    return ev.EndFacts(segment_count=segments, status=status, reason=reason, reward=reward, reward_pending=pending)
+    return ev.EndFacts(
+        segment_count=segments, status=status, reason=reason, reward=reward, reward_pending=pending
+    )
 
 
 def group(name: str = "g", size: int = 3, *, attempt: int = 0, run: str = RUN) -> list[list[ev.Event]]:
     """Whole sessions of one attempt."""
-    return [Session(name, sample, attempt=attempt, run=run).whole(reward=float(sample)) for sample in range(size)]
+    return [
+        Session(name, sample, attempt=attempt, run=run).whole(reward=float(sample)) for sample in range(size)
+    ]
