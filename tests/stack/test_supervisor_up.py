@@ -1,0 +1,128 @@
+"""Bringing a run up on a real broker: its settings are published once, and what is killed comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from journal.producer import AckProducer
+from journal.reader import TopicReader
+from journal.topic_admin import create_topics
+from schemas import events as ev
+from schemas.codec import decode
+from schemas.errors import ConfigError
+from schemas.settings import Settings, load
+from schemas.topics import CONTROL
+from stack.plan import ARCHIVER, BROKER
+from stack.up import Fates, configure_run, running
+
+BASE: dict[str, Any] = {"run_id": "r", "occurred_at": 1}
+
+
+def admitted(group: str, attempt: int = 0) -> ev.Event:
+    return ev.GroupAdmitted(
+        **BASE,
+        group_id=group,
+        attempt=attempt,
+        group_size=2,
+        prompt_index=0,
+        dataset_epoch=0,
+        prompt_digest="d",
+    )
+
+
+def verdict(group: str, outcome: Any) -> ev.Event:
+    return ev.Verdict(**BASE, cause_offset=0, index=0, group_id=group, attempt=0, outcome=outcome, reason="r")
+
+
+def test_a_run_is_settled_when_every_group_has_a_terminal_verdict_and_the_batches_ended() -> None:
+    fates = Fates("r")
+    end = ev.EndOfBatches(**BASE, cause_offset=0, index=0, steps=1, reason="run_ended")
+    for event, undecided, settled in [
+        (verdict("a", "kept"), set(), False),  # topics are read in any order
+        (admitted("a"), set(), False),
+        (admitted("b"), {"b"}, False),
+        (verdict("b", "retry"), {"b"}, False),
+        (end, {"b"}, False),
+        (verdict("b", "dropped"), set(), True),
+    ]:
+        fates.fold(event)
+        assert (fates.undecided, fates.settled) == (undecided, settled)
+
+
+@pytest.fixture
+def settings(kafka: str, tmp_path: Path) -> Settings:
+    prefix = f"u{uuid.uuid4().hex[:8]}"
+    made = load(
+        sets=(f"kafka.bootstrap_servers={kafka}", f"kafka.topic_prefix={prefix}", f"run.directory={tmp_path}")
+    )
+    create_topics(made.kafka)
+    return made
+
+
+def control(settings: Settings) -> list[ev.Event]:
+    reader = TopicReader(settings.kafka, [CONTROL])
+    events = [decode(record.value) for record in reader.read_to_end()]
+    reader.close()
+    return events
+
+
+@pytest.mark.broker
+def test_the_settings_are_published_once(settings: Settings) -> None:
+    said: list[str] = []
+    configure_run(settings, settings, said.append)
+    configure_run(settings, settings, said.append)
+    (event,) = control(settings)
+    assert isinstance(event, ev.RunConfigured)
+    assert Settings.from_json(event.settings) == settings
+    assert said == []
+
+
+@pytest.mark.broker
+def test_a_run_that_goes_on_keeps_the_settings_it_began_with(settings: Settings) -> None:
+    said: list[str] = []
+    configure_run(settings, settings, said.append)
+    changed = settings.model_copy(update={"window": settings.window.model_copy(update={"keep_versions": 9})})
+    configure_run(changed, changed, said.append)
+    assert len(control(settings)) == 1
+    assert said == ["the run goes on; window, group and batch settings stay those it began with"]
+
+
+@pytest.mark.broker
+def test_an_ended_run_does_not_begin_again(settings: Settings) -> None:
+    configure_run(settings, settings)
+    producer = AckProducer(settings.kafka, "test")
+    producer.publish(ev.identified(ev.RunEnded(run_id=settings.run.run_id, occurred_at=1, reason="trained")))
+    producer.close()
+    with pytest.raises(ConfigError, match="has ended"):
+        configure_run(settings, settings)
+
+
+@pytest.mark.broker
+async def test_killed_processes_come_back_at_their_address(tmp_path: Path) -> None:
+    settings = load(sets=(f"run.directory={tmp_path}",))
+    said: list[str] = []
+    async with running(settings, said.append, roles=frozenset({BROKER, ARCHIVER})) as stack:
+        supervisor, servers = stack.supervisor, stack.settings.kafka.bootstrap_servers
+        first = {name: supervisor.pid(name) for name in (BROKER, ARCHIVER)}
+        for pid in first.values():
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: all(supervisor.pid(name) not in (None, first[name]) for name in first))
+        await asyncio.to_thread(create_topics, stack.settings.kafka)  # all are there, and answer
+        assert stack.settings.kafka.bootstrap_servers == servers
+        assert any(line.startswith("broker was ended by SIGKILL; it starts again") for line in said)
+    assert supervisor.pid(BROKER) is None
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 — polls processes
+            await asyncio.sleep(0.05)
