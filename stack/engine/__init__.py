@@ -16,4 +16,9 @@ scheduler    the loop: admit, prefill, decode, pause, retract, change weights
 generate     `/generate`;  control: every other endpoint;  asgi: the few moves both need;  text: the tokenizer
 server       the ASGI application; `python -m stack.engine` starts it
 launch       starts the engine as a child process and waits until it is healthy
+
+Where it differs from SGLang 0.5.23, on purpose: an abort matches the whole request id, never a prefix, and
+reaches queued and paused requests at once; a client that goes away ends its request at once; a token id out
+of the vocabulary is a 400 and not a crash; cached keys of old weights are never reused, not even with
+`flush_cache: false`; `/health` runs no generation; one prompt and one sample per request.
 """

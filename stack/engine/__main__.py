@@ -50,8 +50,8 @@ def _end(signum: int, frame: FrameType | None) -> None:
 def keep_freed_memory() -> None:
     """Let malloc reuse the megabytes of each step's intermediates instead of returning them to the system.
 
-    Every page would be faulted in again at the next step: about a tenth of the time of a 135M model. Not fatal
-    where the C library has no `mallopt`.
+    Every page would be faulted in again at the next step: about a tenth of the time of a 135M model. Not
+    fatal where the C library has no `mallopt`.
     """
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3
     with contextlib.suppress(OSError, AttributeError):

@@ -25,8 +25,7 @@ ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the forward pass must know of a checkpoint. Two checkpoints can replace each other when these
-    are equal."""
+    """What the forward pass must know of a checkpoint; equal specs can replace each other."""
 
     architecture: str
     model_type: str
@@ -74,8 +73,7 @@ class Weights:
 
 
 def read_spec(directory: Path) -> ModelSpec:
-    """Read and check `config.json` (both the old `rope_theta`/`rope_scaling` and the new `rope_parameters`
-    spelling)."""
+    """Read and check `config.json`, with `rope_parameters` or the older `rope_theta` and `rope_scaling`."""
     config = _read_json(directory / "config.json")
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in ARCHITECTURES:
@@ -190,8 +188,7 @@ def _read_layer(
 
 
 def _interleave(rows: Tensor, dim: int) -> Tensor:
-    """Reorder each head's rows from (first half, second half), as checkpoints have them, to pairs side by
-    side."""
+    """Reorder each head's rows from two halves, as checkpoints have them, to pairs side by side."""
     halves = rows.view(-1, 2, dim // 2, *rows.shape[1:])
     return halves.transpose(1, 2).reshape(rows.shape)
 
@@ -223,8 +220,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _end_tokens(directory: Path, config: dict[str, Any]) -> frozenset[int]:
-    """End-of-sequence ids of both configs: chat models often name their end mark only in
-    generation_config.json."""
+    """End ids of both configs: chat models often name their end mark in generation_config.json alone."""
     generation = directory / "generation_config.json"
     found: set[int] = set()
     for source in (config, _read_json(generation) if generation.is_file() else {}):

@@ -1,7 +1,7 @@
 """The control endpoints of SGLang's contract: abort, pause, weight changes, information.
 
-Each handler takes the raw body and returns a status and a payload; what it changes, it changes through a command in the
-scheduler's thread.
+Each handler takes the raw body and returns a status and a payload; what it changes, it changes through a
+command in the scheduler's thread.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from stack.engine.text import Text
 
 
 class Generate:
-    """Serves `/generate`. `live` maps the ids of unfinished requests to them: an id is unique while it
-    lives."""
+    """Serves `/generate`. `live` are the unfinished requests: an id is unique while it lives."""
 
     def __init__(
         self, scheduler: Scheduler, limits: Limits, text: Text, *, random_seed: int, incremental: bool

@@ -56,7 +56,7 @@ class Generation:
     """(version, first output token) of each span."""
     finish_reason: dict[str, Any] | None = None
     weights_epoch: int = 0
-    """Count of weight changes at its last prefill: its cached keys are of one model while this is the engine's."""
+    """The engine's count of weight changes at its last prefill: while equal, its keys are of one model."""
     listener: Callable[[], None] | None = None
     """Called in the event loop when there is news; the scheduler does not look at it."""
 
@@ -104,8 +104,7 @@ class Generation:
         ]
 
     def meta_info(self, end: int, first: int, version: str) -> dict[str, Any]:
-        """`meta_info` for outputs [first, end); spans and latency are only in the final report (`end` is
-        everything)."""
+        """`meta_info` for outputs [first, end); spans and latency are in the final report alone."""
         final = self.finish_reason is not None and end == len(self.output_ids)
         meta: dict[str, Any] = {
             "id": self.rid,

@@ -15,8 +15,7 @@ from stack.engine.checkpoint import ModelSpec
 
 
 class KVCache:
-    """One tensor (layers, 2, slots, kv_heads, positions, head_dim); index 0 of the second axis is keys, 1
-    is values."""
+    """One tensor (layers, 2, slots, kv_heads, positions, head_dim); the 2 are keys and values."""
 
     def __init__(self, spec: ModelSpec, *, slots: int = 8, positions: int = 128) -> None:
         self._spec = spec

@@ -28,8 +28,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 class EngineProcess:
-    """One engine child. `flags` are the command line's, with underscores: `EngineProcess(path,
-    min_step_ms=20)`."""
+    """One engine child; `flags` are the command line's: `EngineProcess(path, min_step_ms=20)`."""
 
     def __init__(
         self, model_path: Path, port: int = 0, *, log: Path | None = None, **flags: str | int | float | bool

@@ -19,8 +19,7 @@ from stack.engine.kvcache import KVCache
 
 
 class CausalLM:
-    """A checkpoint ready to run. Instances are immutable but for the rotary table, which grows with the
-    contexts."""
+    """A checkpoint ready to run; immutable but for the rotary table, which grows with the contexts."""
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self.spec = spec
@@ -75,8 +74,7 @@ class CausalLM:
         return qk[:, :, : spec.heads], qk[:, :, spec.heads :], qkv[:, :, turned:]
 
     def _attend(self, q_bthd: Tensor, keys_values: Tensor, mask: Tensor | None) -> Tensor:
-        """The G query heads that share a key head become G·T queries of that head: no copy of keys or
-        values."""
+        """The G query heads of one key head become G·T queries of it: keys and values are not copied."""
         rows, new = q_bthd.shape[:2]
         spec = self.spec
         group = spec.heads // spec.kv_heads
@@ -95,8 +93,7 @@ class CausalLM:
 
 
 def rope_frequencies(spec: ModelSpec) -> Tensor:
-    """Angle per position of each pair of dimensions (D / 2): plain, linear interpolation, or Llama 3's
-    banded scaling."""
+    """Angle per position of each pair of dimensions (D / 2): plain, linear, or Llama 3's bands."""
     exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
     frequencies = 1.0 / (spec.rope_theta**exponents)
     if spec.rope_type == "linear":

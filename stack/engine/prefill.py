@@ -1,9 +1,9 @@
 """Run the known tokens of admitted requests and sample their first (or, after a retraction, next) token.
 
-What was computed before is not computed again: beginnings found in `Prefixes` are copied into the slot, and requests
-with the same tokens (the samples of one prompt) are run once and copied. Long prompts run in chunks, so that the
-attention mask stays small. Rows are padded on the right; what padding writes lies above the row's length and is never
-seen. Requests of similar work run together, so that padding costs little.
+What was computed before is not computed again: beginnings found in `Prefixes` are copied into the slot, and
+requests with the same tokens (the samples of one prompt) are run once and copied. Long prompts run in
+chunks, so that the attention mask stays small. Rows are padded on the right; what padding writes lies above
+the row's length and is never seen. Requests of similar work run together, so that padding costs little.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Sequence:
 
 
 def take_admissible(waiting: list[Generation], free_rows: int) -> list[Generation]:
-    """The longest head of the queue that fits into the free rows and the token budget (at least one request)."""
+    """The longest head of the queue, at least one, that fits into the free rows and the token budget."""
     count, longest = 0, 0
     for generation in waiting[:free_rows]:
         longest = max(longest, len(generation.prompt) + len(generation.output_ids))
@@ -52,7 +52,7 @@ def take_admissible(waiting: list[Generation], free_rows: int) -> list[Generatio
 
 
 def prefill(model: CausalLM, batch: Batch, admitted: list[Generation], prefixes: Prefixes) -> None:
-    """Append the admitted requests to the batch with their next token sampled; scoring calls end with none."""
+    """Append the admitted requests to the batch, their next token sampled; scoring calls take none."""
     for group in _groups(_sequences(admitted, prefixes)):
         _prefill_group(model, batch, group)
 
@@ -71,7 +71,7 @@ def _sequences(admitted: list[Generation], prefixes: Prefixes) -> list[_Sequence
 
 
 def _groups(ordered: list[_Sequence]) -> list[list[_Sequence]]:
-    """Split where padding would more than double the work (a forward pass costs as much as some ten tokens)."""
+    """Split where padding would double the work; a pass itself costs as much as some ten tokens."""
     groups: list[list[_Sequence]] = []
     for sequence in ordered:
         if not groups or sequence.new > 2 * groups[-1][0].new + 16:
@@ -117,7 +117,7 @@ def _run(model: CausalLM, batch: Batch, group: list[_Sequence], longest: int) ->
 
 
 def _prompt_logprobs(model: CausalLM, hidden_te: Tensor, generation: Generation) -> list[float]:
-    """log p of prompt tokens after `logprob_start`, at temperature 1 (SGLang does not scale prompt log-probs)."""
+    """log p of prompt tokens after `logprob_start`, at temperature 1 as in SGLang."""
     start, prompt = generation.logprob_start, generation.prompt
     found: list[float] = []
     for low in range(start, len(prompt) - 1, CHUNK):

@@ -1,9 +1,10 @@
 """Keys and values of finished requests, so that the next turn of a session computes only what is new.
 
-An entry is the exact token sequence that a request had in the cache when it ended; its prompt is a second name of the
-same entry, for further samples of that prompt. A lookup takes the longest stored sequence that the new prompt starts
-with. Invariant: everything in here was computed by the current weights; a change of weights empties it, and a request
-that saw a change is never stored (see `Scheduler`). Least recently used entries leave when the byte budget is reached.
+An entry is the exact token sequence that a request had in the cache when it ended; its prompt is a second
+name of the same entry, for further samples of that prompt. A lookup takes the longest stored sequence that
+the new prompt starts with. Invariant: everything in here was computed by the current weights; a change of
+weights empties it, and a request that saw a change is never stored (see `Scheduler`). Least recently used
+entries leave when the byte budget is reached.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Prefixes:
         self._lengths.clear()
 
     def find(self, tokens: list[int]) -> Tensor | None:
-        """(layers, 2, kv_heads, n, head_dim) of the longest stored beginning, n < len(tokens): the last is computed."""
+        """Longest stored beginning, (layers, 2, kv_heads, n, head_dim), n < len(tokens): one is computed."""
         name = name_of(tokens) if self._entries else b""
         for length in sorted(self._lengths, reverse=True) if name else ():
             entry = self._by_name.get(name[: length * _ID_BYTES]) if length <= len(tokens) else None

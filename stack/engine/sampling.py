@@ -88,8 +88,7 @@ def draw(
     truncation: tuple[Tensor, Tensor, Tensor] | None = None,
     with_distribution: bool = False,
 ) -> Draw:
-    """Sample rows of `logits` (N, V). `greedy` (N, bool) and `truncation` (top_k, top_p, min_p) only when a
-    row uses them."""
+    """Sample rows of `logits` (N, V); `greedy` (N) and `truncation` (top_k, top_p, min_p) if any row needs it."""
     scaled = logits / temperatures[:, None]
     peak = scaled.amax(-1, keepdim=True)
     weights = torch.exp(scaled - peak)
@@ -118,8 +117,7 @@ def truncate(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Te
 
 
 def adjust(logits_v: Tensor, sampling: Sampling, output_ids: list[int], end_ids: frozenset[int]) -> None:
-    """In place: penalties over the tokens this request has produced, and no end token before
-    `min_new_tokens`."""
+    """In place: penalties over the produced tokens, and no end token before `min_new_tokens`."""
     if sampling.penalizes and output_ids:
         counts = torch.bincount(torch.tensor(output_ids), minlength=len(logits_v))
         seen = counts > 0

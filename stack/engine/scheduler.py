@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -102,13 +102,13 @@ class Scheduler:
 
     def call(self, command: Callable[[], Result]) -> Future[Result]:
         """Run a method of this class in the loop's thread, between two steps."""
-        future: Future[Result] = Future()
+        future: Future[Result] = _certain()
         self._enqueue(lambda: future.set_result(command()))
         return future
 
     def update(self, update: WeightUpdate) -> Future[bool]:
         """Change weights or label; the result says whether the cache could be flushed as asked."""
-        future: Future[bool] = Future()
+        future: Future[bool] = _certain()
         self._enqueue(lambda: self._begin_update(update, future))
         return future
 
@@ -241,7 +241,7 @@ class Scheduler:
         self._paused = None
 
     def flush_cache(self) -> bool:
-        """Forget cached prefixes; false (and nothing forgotten) while requests run, or wait without a pause."""
+        """Forget cached prefixes; refused while requests run, or wait without a pause."""
         idle = not self._batch.rows and (self._paused is not None or not self._waiting)
         if idle:
             self._prefixes.clear()
@@ -261,8 +261,7 @@ class Scheduler:
             future.set_result(self._apply(update))
 
     def _settle_update(self) -> None:
-        """Apply the pending update as soon as nothing that came before it is left, or the engine is
-        paused."""
+        """Apply the pending update once nothing older is left, or the engine is paused."""
         if self._pending is None or (self._paused is None and (self._batch.rows or self._waiting)):
             return
         update, future = self._pending
@@ -282,3 +281,10 @@ class Scheduler:
             for generation in self._batch.rows:
                 generation.enter_version(update.version)
         return not (update.flush_cache and self._batch.rows)
+
+
+def _certain() -> Future[Any]:
+    """A future that its waiter cannot cancel: a client that leaves must not fail the command."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future

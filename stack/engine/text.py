@@ -1,5 +1,7 @@
-"""Text of token ids, when the checkpoint directory holds a `tokenizer.json` (read by `tokenizers`, not
-`transformers`)."""
+"""Text of token ids, when the checkpoint directory holds a `tokenizer.json`.
+
+It is read by `tokenizers`, not `transformers`, whose import costs seconds.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _TAIL_TOKENS = 16
-"""Tokens before the newest that may hold the start of a stop string; longer stop strings look further
-back."""
+"""Tokens before the newest that may hold the start of a stop string, beside one for each of its characters."""
 
 
 class Text:
@@ -37,21 +38,20 @@ class Text:
         return list(self._tokenizer.encode(text).ids)
 
     def output(self, generation: Generation, end: int) -> str | None:
-        """Text of the first `end` output tokens; what ended the generation is cut off, unless
-        `no_stop_trim`."""
+        """Text of the first `end` output tokens; what ended the generation is cut off unless `no_stop_trim`."""
         if self._tokenizer is None:
             return None
-        sampling = generation.sampling
-        ids = generation.output_ids[:end]
-        reason = generation.finish_reason or {}
-        ended = (
-            reason.get("type") == "stop" and end == len(generation.output_ids) and not sampling.no_stop_trim
+        sampling, reason = generation.sampling, generation.finish_reason
+        final = reason is not None and end == len(generation.output_ids)
+        matched = (
+            reason.get("matched") if reason is not None and final and not sampling.no_stop_trim else None
         )
-        matched = reason.get("matched")
-        if ended and isinstance(matched, int):
-            ids = ids[:-1]
+        ids = generation.output_ids[: end - isinstance(matched, int)]
         text = str(self._tokenizer.decode(ids, skip_special_tokens=sampling.skip_special_tokens))
-        return text[: text.find(matched)] if ended and isinstance(matched, str) and matched in text else text
+        if isinstance(matched, str):
+            return text.split(matched, 1)[0]
+        # A replacement mark at the end is the first bytes of a character whose rest is still to come.
+        return text if final else text.rstrip("\ufffd")
 
     def match_stop(self, generation: Generation) -> str | None:
         """The stop string that the newest token has completed, if any."""
