@@ -62,14 +62,14 @@ def word_model(tmp_path_factory: pytest.TempPathFactory, dial: Path) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def engine(dial: Path) -> Iterator[EngineProcess]:
     """An engine that decodes as fast as it can."""
     with EngineProcess(dial, weight_version="v0") as process:
         yield process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def slow_engine(always: Callable[[int], Path]) -> Iterator[EngineProcess]:
     """An engine whose steps take 10 ms: requests of some hundred tokens can be met in the middle."""
     with EngineProcess(
