@@ -14,11 +14,18 @@ class Session:
     """One trajectory of an attempt. Times count up by themselves; every event is identified."""
 
     def __init__(
-        self, group: str = "g", sample: int = 0, *, attempt: int = 0, epoch: int = 1, run: str = RUN
+        self,
+        group: str = "g",
+        sample: int = 0,
+        *,
+        attempt: int = 0,
+        epoch: int = 1,
+        run: str = RUN,
+        at: int = 0,
     ) -> None:
         self.group, self.sample, self.attempt, self.epoch, self.run = group, sample, attempt, epoch, run
         self.traj = ids.parent_traj_id(run, group, attempt, sample)
-        self.clock = 1000 * (sample + 1)
+        self.clock = at + 1000 * (sample + 1)
         self.lineage = ids.lineage_id(self.traj, 0)
 
     def common(self) -> dict[str, object]:
@@ -112,8 +119,11 @@ def end_facts(
     )
 
 
-def group(name: str = "g", size: int = 3, *, attempt: int = 0, run: str = RUN) -> list[list[ev.Event]]:
+def group(
+    name: str = "g", size: int = 3, *, attempt: int = 0, run: str = RUN, at: int = 0
+) -> list[list[ev.Event]]:
     """Whole sessions of one attempt."""
     return [
-        Session(name, sample, attempt=attempt, run=run).whole(reward=float(sample)) for sample in range(size)
+        Session(name, sample, attempt=attempt, run=run, at=at).whole(reward=float(sample))
+        for sample in range(size)
     ]

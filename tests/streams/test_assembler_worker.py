@@ -1,0 +1,194 @@
+"""The worker between raw records and acknowledgements: sink before source, dead letters, what ends the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pytest
+from assembler_runs import SECOND, flat
+from assembler_sessions import Session, group
+
+from journal.payloads import PayloadStore
+from journal.producer import Position
+from schemas import events as ev
+from schemas.arrow import SEGMENT_COLUMNS, SEGMENT_COLUMNS_CODEC
+from schemas.codec import encode
+from schemas.errors import HoofprintError, PublishTimeout, StoreError
+from streams.assembler_worker import AssemblerWorker
+from streams.assembly import AssemblyRules
+from streams.assembly_closed import ClosedAttempts
+
+
+class Raw(NamedTuple):
+    """A record as the consumer gives it."""
+
+    offset: int
+    value: bytes | None
+    timestamp: int = 7
+    key: bytes | None = b"key"
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class Outbox:
+    """Stands where the producer stands: a record is acknowledged when the test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[ev.Event, Future[Position]]] = []
+
+    def send(self, event: ev.Event) -> Future[Position]:
+        future: Future[Position] = Future()
+        self.sent.append((event, future))
+        return future
+
+    @property
+    def events(self) -> list[ev.Event]:
+        return [event for event, _ in self.sent]
+
+
+class Bench:
+    """A worker with an outbox and a store in a directory."""
+
+    def __init__(self, root: Path, size: int = 1) -> None:
+        self.outbox, self.failures, self.now = Outbox(), list[HoofprintError](), 0
+        self.store = PayloadStore(str(root))
+        rules = AssemblyRules("run", size, 10 * SECOND, 0)
+        self.worker = AssemblerWorker(
+            rules, ClosedAttempts(), self.store, self.outbox, lambda: self.now, self.failures.append  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def take(self, values: Iterable[ev.Event | bytes], start: int = 0) -> None:
+        records = [
+            Raw(offset, value if isinstance(value, bytes) else encode(value))
+            for offset, value in enumerate(values, start)
+        ]
+        self.worker.handle(0, records)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_the_mark_passes_a_group_only_when_its_event_is_acknowledged(bench: Bench) -> None:
+    bench.take(flat(group(size=1)))
+    ((event, future),) = bench.outbox.sent
+    assert isinstance(event, ev.GroupCompleted)
+    assert (bench.worker.low_water(0), bench.worker.in_flight) == (0, 1)
+    future.set_result(Position(0, 0))
+    assert (bench.worker.low_water(0), bench.worker.in_flight) == (5, 0)
+
+
+def test_the_payload_is_in_the_store_before_its_event_is_sent(bench: Bench) -> None:
+    bench.take(flat(group(size=1)))
+    (event,) = bench.outbox.events
+    assert isinstance(event, ev.GroupCompleted)
+    assert bench.store.open_arrow(event.payload).num_rows == event.sequences
+
+
+def test_an_unacknowledged_event_ends_the_process_and_holds_the_mark(bench: Bench) -> None:
+    bench.take(flat(group(size=1)))
+    bench.outbox.sent[0][1].set_exception(PublishTimeout("nobody knows"))
+    assert [type(failure) for failure in bench.failures] == [PublishTimeout]
+    assert bench.worker.low_water(0) == 0
+
+
+def test_a_full_store_raises_and_holds_the_mark(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    bench = Bench(tmp_path / "file")
+    with pytest.raises(StoreError):
+        bench.take(flat(group(size=1)))
+    assert (bench.outbox.events, bench.worker.low_water(0)) == ([], 0)
+
+
+def test_bytes_that_do_not_decode_become_a_dead_letter_which_holds_the_mark(bench: Bench) -> None:
+    bench.take([b"no event", *flat(group(size=1))])
+    letter, done = bench.outbox.sent
+    assert letter[0] == ev.identified(
+        ev.DeadLetter(
+            run_id="run", occurred_at=7000, topic="rollout.segments.v1", partition=0, offset=0, key=b"key",
+            reason="unknown_event: no schema has this fingerprint", raw=b"no event",
+        )
+    )  # fmt: skip
+    done[1].set_result(Position(0, 0))
+    assert bench.worker.low_water(0) == 0
+    letter[1].set_result(Position(0, 0))
+    assert bench.worker.low_water(0) == 6
+
+
+def test_an_impossible_record_becomes_a_dead_letter_with_its_reason(bench: Bench) -> None:
+    bench.take([Session(sample=5).claim()])
+    (letter,) = bench.outbox.events
+    assert isinstance(letter, ev.DeadLetter)
+    assert (letter.reason, letter.offset) == ("sample_out_of_range", 0)
+
+
+def large(bench: Bench, session: Session) -> ev.TokenSegment:
+    segment = session.segment(0, [1], [2, 3])
+    table = pa.table(
+        [[segment.context_ids], [segment.output_ids], [segment.output_logprobs]], schema=SEGMENT_COLUMNS
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    ref = bench.store.put("run", "g", 0, memoryview(sink.getvalue()), SEGMENT_COLUMNS_CODEC)
+    return msgspec.structs.replace(
+        segment, context_ids=b"", output_ids=b"", output_logprobs=b"", tokens_ref=ref
+    )
+
+
+def test_the_columns_of_a_large_segment_come_from_the_store(bench: Bench) -> None:
+    session = Session()
+    bench.take([large(bench, session), session.end(1)])
+    (event,) = bench.outbox.events
+    assert isinstance(event, ev.GroupCompleted)
+    assert bench.store.open_arrow(event.payload)["tokens"].to_pylist() == [[1, 2, 3]]
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(b"other bytes")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"), [(Path.unlink, "is gone"), (spoil, "does not hold the recorded bytes")]
+)
+def test_a_large_segment_without_its_columns_is_a_dead_letter(
+    bench: Bench, tmp_path: Path, damage: Callable[[Path], None], says: str
+) -> None:
+    segment = large(bench, Session())
+    assert segment.tokens_ref is not None
+    damage(tmp_path / segment.tokens_ref.uri)
+    bench.take([segment])
+    (letter,) = bench.outbox.events
+    assert isinstance(letter, ev.DeadLetter)
+    assert says in letter.reason
+
+
+def test_while_records_are_left_only_the_log_says_what_is_late(bench: Bench) -> None:
+    claim = Session().claim()
+    bench.take([claim])
+    bench.now = claim.occurred_at + 60 * SECOND
+    bench.worker.tick(lambda partition, offset: False)
+    assert bench.outbox.events == []
+    bench.worker.tick(lambda partition, offset: (partition, offset) == (0, 1))
+    assert [type(event) for event in bench.outbox.events] == [ev.GroupFailed]
+
+
+def test_after_a_seek_records_are_taken_again_and_what_was_sent_stays_closed(bench: Bench) -> None:
+    events = flat(group(size=1))
+    bench.take(events)
+    bench.worker.forget()
+    assert bench.worker.low_water(0) is None
+    assert bench.worker.in_flight == 1
+    bench.take(events)
+    assert len(bench.outbox.events) == 1
+
+
+def test_a_frozen_worker_commits_nothing(bench: Bench) -> None:
+    bench.take(flat(group(size=1)))
+    bench.worker.freeze()
+    assert bench.worker.low_water(0) is None
