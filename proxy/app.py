@@ -1,0 +1,221 @@
+"""The application: every part made and joined, every route in one table.
+
+FastAPI holds the routes and the lifespan; the endpoints are plain ASGI (see `asgi.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from journal.clock import Clock
+from journal.payloads import PayloadStore
+from journal.producer import AckProducer
+from proxy.asgi import Call, Endpoint
+from proxy.chat_api import ChatApi
+from proxy.control_view import ControlView
+from proxy.engines import Engine, engine_http
+from proxy.errors_http import render_error
+from proxy.gate import Gate
+from proxy.generation import GenerationController
+from proxy.limits import Limits
+from proxy.metrics import Metrics
+from proxy.native_api import NativeApi
+from proxy.operations_api import OperationsApi
+from proxy.policy_api import PolicyApi
+from proxy.recorder import Recorder
+from proxy.recovery import Recovery
+from proxy.registry import EngineRegistry
+from proxy.session_access import SessionAccess
+from proxy.session_api import SessionApi
+from proxy.sessions import SessionTable
+from proxy.tito import Tokenizers
+from proxy.tokens_auth import TokenSigner, signing_key
+from proxy.turns import Turns
+from proxy.weight_update import WeightUpdates
+from schemas.errors import ConfigError, HoofprintError, UnknownSession
+from schemas.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Parts:
+    """Everything that lives as long as the process. `on_failure`: the log cannot be followed any more."""
+
+    settings: Settings
+    clock: Clock
+    on_failure: Callable[[HoofprintError], None]
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings, clock = self.settings, self.clock
+        proxy = settings.proxy
+        if not proxy.engines:
+            raise ConfigError("proxy.engines names no engine", key="proxy.engines")
+        self.http = engine_http()
+        self.producer = AckProducer(settings.kafka, "proxy")
+        self.metrics = Metrics()
+        self.table = SessionTable()
+        self.limits = Limits(proxy)
+        self.gate = Gate()
+        self.registry = EngineRegistry(
+            [Engine(url, self.http, proxy.engine_timeout_s) for url in proxy.engines]
+        )
+        store = PayloadStore(settings.payload_url, settings.payload.fsync)
+        signer = TokenSigner(signing_key(proxy.admin_key, settings.run_directory), settings.run.run_id)
+        claimant = f"{socket.gethostname()}-{os.getpid()}"
+        self.recorder = Recorder(self.producer, store, self.table, settings, clock, self.metrics, claimant)
+        self.control = ControlView(
+            settings.run.run_id, lambda group, attempt: self.sessions.close_attempt(group, attempt)
+        )
+        recovery = Recovery(settings, self.recorder, store, signer, clock)
+        self.access = SessionAccess(
+            self.table, self.recorder, recovery, self.control, signer, self.limits, settings.run.run_id,
+            proxy.admin_key, clock,
+        )  # fmt: skip
+        self.sessions = SessionApi(
+            self.access, self.recorder, clock, proxy.max_body_bytes, f"{proxy.host}:{proxy.port}"
+        )
+        controller = GenerationController(self.registry, self.gate, settings.staleness, self.metrics)
+        self.turns = Turns(controller, self.registry, self.recorder, proxy, clock, self.metrics)
+        self.native = NativeApi(self.access, self.turns, self.limits, self.metrics, proxy.keepalive_s)
+        self.chat = ChatApi(
+            self.access, self.turns, self.limits, self.metrics,
+            Tokenizers(self.registry, self.control, settings.engine.model), proxy.keepalive_s,
+        )  # fmt: skip
+        self.updates = WeightUpdates(
+            self.registry, self.gate, controller, self.control, self.producer, settings, clock
+        )
+        self.policy = PolicyApi(
+            self.access,
+            self.updates,
+            self.registry,
+            self.gate,
+            controller,
+            proxy.max_body_bytes,
+            proxy.quiesce_timeout_s,
+        )
+        self.operations = OperationsApi(
+            self.registry, self.table, self.gate, self.control, self.limits, self.metrics, clock()
+        )
+
+    async def start(self) -> None:
+        """Fold the log, bring the engines to the newest version, then watch. Serving begins before that, with 503."""
+        await self.control.start(self.settings.kafka, self.on_failure)
+        await self.updates.at_start()
+        self.tasks.append(asyncio.ensure_future(self.registry.watch()))
+        self.tasks.append(asyncio.ensure_future(self.sessions.expire(self.settings.proxy.session_idle_s)))
+        log.info(
+            "proxy_ready", engines=[repr(e) for e in self.registry.engines], version=self.registry.wanted
+        )
+
+    async def stop(self) -> None:
+        """Leave nothing running; records in flight are acknowledged first."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.recorder.drain()
+        await self.control.stop()
+        await self.http.close()
+        await asyncio.to_thread(self.producer.close)
+
+
+def build_app(settings: Settings, clock: Clock, on_failure: Callable[[HoofprintError], None]) -> FastAPI:
+    """The application; its parts come to life with its lifespan and stand in `app.state.parts`."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        parts = Parts(settings, clock, on_failure)
+        app.state.parts = parts
+        starting = asyncio.ensure_future(parts.start())
+        parts.tasks.append(starting)
+        starting.add_done_callback(lambda task: _report(task, on_failure))
+        _add_routes(app, parts)
+        try:
+            yield
+        finally:
+            await parts.stop()
+
+    return FastAPI(
+        title="Hoofprint proxy", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+    )
+
+
+def _report(task: asyncio.Task[Any], on_failure: Callable[[HoofprintError], None]) -> None:
+    if task.cancelled() or (failure := task.exception()) is None:
+        return
+    on_failure(failure if isinstance(failure, HoofprintError) else ConfigError(f"start failed: {failure!r}"))
+
+
+def _add_routes(app: FastAPI, parts: Parts) -> None:
+    native, chat, sessions, policy, ops = (
+        parts.native,
+        parts.chat,
+        parts.sessions,
+        parts.policy,
+        parts.operations,
+    )
+    inside: list[tuple[str, str, Any]] = [
+        ("POST", "/generate", native.generate),
+        ("POST", "/v1/chat/completions", chat.completions),
+        ("POST", "/session/finalize", sessions.finalize),
+        ("POST", "/session/discard", sessions.discard),
+        ("POST", "/session/reward", sessions.reward),
+        ("GET", "/v1/models", ops.models),
+    ]
+    outside: list[tuple[str, str, Any]] = [
+        ("POST", "/sessions", sessions.open),
+        ("POST", "/v1/policy/versions", policy.versions),
+        ("POST", "/v1/rollout/pause", policy.pause),
+        ("POST", "/v1/rollout/resume", policy.resume),
+        ("GET", "/v1/rollout/pause_state", policy.pause_state),
+        ("GET", "/health", ops.health),
+        ("GET", "/readyz", ops.ready),
+        ("GET", "/metrics", ops.metrics),
+        ("GET", "/v1/stats", ops.stats),
+    ]
+    table = [(method, "/s/{token}" + path, handler, path) for method, path, handler in inside]
+    table += [(method, path, handler, path) for method, path, handler in inside + outside]
+    routes = [
+        Route(
+            path, Endpoint(handler, _refusal(parts.metrics), _counter(parts.metrics, api)), methods=[method]
+        )
+        for method, path, handler, api in table
+    ]
+    app.router.routes[:0] = routes
+    missing = Endpoint(_not_found, render_error, _counter(parts.metrics, "unknown"))
+    app.router.routes.append(
+        Route("/{path:path}", missing, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
+    )
+
+
+async def _not_found(call: Call) -> None:
+    raise NoSuchRoute(f"there is no {call.scope['method']} {call.scope['path']}")
+
+
+class NoSuchRoute(UnknownSession):
+    """No endpoint has this method and path."""
+
+    code = "not_found"
+
+
+def _counter(metrics: Metrics, api: str) -> Callable[[str, int], None]:
+    return lambda _path, status: metrics.request(api, status)
+
+
+def _refusal(metrics: Metrics) -> Callable[[HoofprintError], tuple[int, dict[str, Any], dict[str, str]]]:
+    def render(error: HoofprintError) -> tuple[int, dict[str, Any], dict[str, str]]:
+        metrics.refusal(error.code)
+        return render_error(error)
+
+    return render

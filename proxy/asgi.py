@@ -1,0 +1,191 @@
+"""The few ASGI moves of the hot path: one call, its body, its answer, its disconnect.
+
+Plain ASGI endpoints stand as routes inside the FastAPI application: a training step makes hundreds of requests of a few
+tokens each, and request models and response classes would cost more CPU than the tokens. Invariants: a body is bounded
+before it is held; a client that goes away cancels the work on its call at once; an error becomes one JSON answer, or,
+once a stream has begun, one last frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+from schemas.errors import BadRequest, HoofprintError, RolloutError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_JSON = (b"content-type", b"application/json")
+_EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+class BodyTooLarge(RolloutError):
+    """The body exceeds `proxy.max_body_bytes`."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class Call:
+    """One request and its answer. `started`: the answer's head has left, so only frames can follow."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.started = False
+        self._receive = receive
+        self._send = send
+        self._headers: dict[bytes, bytes] | None = None
+
+    @property
+    def path_params(self) -> dict[str, str]:
+        """What the route's placeholders matched."""
+        found: dict[str, str] = self.scope.get("path_params") or {}
+        return found
+
+    def header(self, name: str) -> str:
+        """The first header of that (lower-case) name; empty if absent."""
+        if self._headers is None:
+            self._headers = {}
+            for key, value in self.scope["headers"]:
+                self._headers.setdefault(key, value)
+        return self._headers.get(name.encode(), b"").decode("latin-1").strip()
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body. BodyTooLarge; ClientGone."""
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise BodyTooLarge(f"the body is larger than {limit} bytes", max_body_bytes=limit)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def json(self, limit: int) -> dict[str, Any]:
+        """The body as a JSON object; BadRequest if it is something else."""
+        raw = await self.body(limit)
+        try:
+            value = orjson.loads(raw) if raw else {}
+        except orjson.JSONDecodeError as wrong:
+            raise BadRequest(f"the body is not JSON: {wrong}", field="body") from wrong
+        if not isinstance(value, dict):
+            raise BadRequest("the body must be a JSON object", field="body")
+        return value
+
+    async def reply(self, payload: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        """One JSON answer."""
+        raw = (
+            payload
+            if isinstance(payload, bytes)
+            else orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
+        )
+        head = [_JSON, (b"content-length", str(len(raw)).encode())]
+        head += [
+            (name.encode(), value.encode("latin-1", "replace")) for name, value in (headers or {}).items()
+        ]
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        await self._send({"type": "http.response.body", "body": raw})
+
+    async def text(self, raw: bytes) -> None:
+        """One plain text answer, in Prometheus' format."""
+        self.started = True
+        head = [
+            (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
+            (b"content-length", str(len(raw)).encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": head})
+        await self._send({"type": "http.response.body", "body": raw})
+
+    async def start_events(self) -> None:
+        """Open a stream of server-sent events."""
+        self.started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+
+    async def frame(self, raw: bytes, *, last: bool = False) -> None:
+        """Bytes of the stream."""
+        await self._send({"type": "http.response.body", "body": raw, "more_body": not last})
+
+    async def disconnected(self) -> None:
+        """Return when the client has gone (after the body, a disconnect is the only message left)."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def event(payload: object) -> bytes:
+    """One `data:` frame."""
+    return b"data: " + orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+
+
+Handler = Callable[[Call], Awaitable[None]]
+RenderError = Callable[[HoofprintError], tuple[int, dict[str, Any], dict[str, str]]]
+
+
+class Endpoint:
+    """A handler as an ASGI application. Callable with three arguments, so that a route takes it as it is."""
+
+    def __init__(self, handler: Handler, render: RenderError, count: Callable[[str, int], None]) -> None:
+        self._handler = handler
+        self._render = render
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(scope, receive, send)
+        try:
+            await self._handler(call)
+            self._count(scope["path"], 200)
+        except ClientGone:
+            self._count(scope["path"], 499)
+        except HoofprintError as error:
+            status, body, headers = self._render(error)
+            self._count(scope["path"], status)
+            if call.started:
+                await call.frame(event(body), last=True)
+            else:
+                await call.reply(body, status, headers)
+
+
+async def while_connected(call: Call, work: Awaitable[Any]) -> Any:
+    """Do the work in this task; cancel it when the client goes, and raise ClientGone then."""
+    task = asyncio.current_task()
+    assert task is not None
+    watch = asyncio.ensure_future(call.disconnected())
+    gone = False
+
+    def cancel(done: asyncio.Future[None]) -> None:
+        nonlocal gone
+        if not done.cancelled():
+            gone = True
+            task.cancel()
+
+    watch.add_done_callback(cancel)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
+    finally:
+        watch.remove_done_callback(cancel)
+        watch.cancel()

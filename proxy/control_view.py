@@ -1,0 +1,76 @@
+"""What the log decided elsewhere: published versions with their checkpoints, and closed attempts. Follows control.v1 and
+rollout.verdicts.v1 in the background.
+
+The fold itself is pure (`fold`); a thread of the journal reads and hands events to the event loop. Invariant: `ready` is
+set only when everything that stood in both topics at the start was folded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from journal.event_log import EventFollower
+from journal.reader import Record
+from schemas.errors import HoofprintError
+from schemas.events import Event, PolicyPublished, Verdict
+from schemas.settings import KafkaSettings
+from schemas.topics import CONTROL, VERDICTS
+
+OnClosed = Callable[[str, int], None]
+
+
+class ControlView:
+    """`published`: checkpoint by label, in the order of publication. `closed`: attempts whose sessions get 410."""
+
+    def __init__(self, run_id: str, on_closed: OnClosed) -> None:
+        self.published: dict[str, str | None] = {}
+        self.closed: set[tuple[str, int]] = set()
+        self.ready = False
+        self._run_id = run_id
+        self._on_closed = on_closed
+        self._follower: EventFollower | None = None
+
+    def fold(self, event: Event) -> None:
+        """One event; the first publication of a label counts."""
+        if event.run_id != self._run_id:
+            return
+        if isinstance(event, PolicyPublished):
+            self.published.setdefault(event.version, event.checkpoint_uri)
+        elif isinstance(event, Verdict) and event.outcome != "kept":
+            self.closed.add((event.group_id, event.attempt))
+            self._on_closed(event.group_id, event.attempt)
+
+    def newest(self) -> tuple[str, str] | None:
+        """The newest version that an engine can be given: (label, checkpoint)."""
+        for version in reversed(self.published):
+            checkpoint = self.published[version]
+            if checkpoint is not None:
+                return version, checkpoint
+        return None
+
+    def is_closed(self, group_id: str | None, attempt: int | None) -> bool:
+        """Whether the attempt was retried or dropped."""
+        return group_id is not None and attempt is not None and (group_id, attempt) in self.closed
+
+    async def start(self, kafka: KafkaSettings, on_failure: Callable[[HoofprintError], None]) -> None:
+        """Follow, and return when everything that is there now was folded. TransportError: no log."""
+        loop = asyncio.get_running_loop()
+        follower = await asyncio.to_thread(EventFollower, kafka, [CONTROL, VERDICTS])
+        self._follower = follower
+
+        def hand_over(_record: Record, event: Event) -> None:
+            loop.call_soon_threadsafe(self.fold, event)
+
+        def fail(failure: HoofprintError) -> None:
+            loop.call_soon_threadsafe(on_failure, failure)
+
+        follower.follow(hand_over, fail)
+        while not await asyncio.to_thread(follower.wait_caught_up, 0.5):
+            pass
+        self.ready = True
+
+    async def stop(self) -> None:
+        """End the thread."""
+        if self._follower is not None:
+            await asyncio.to_thread(self._follower.close)

@@ -1,0 +1,198 @@
+"""One engine: its HTTP calls in SGLang's contract, and what is known of it.
+
+Generations are always streamed, so that the tokens which an engine had sent before it died are kept. Invariants: request
+ids are uuids of one length (SGLang aborts by prefix); the client closes idle connections before the engine does; a
+call that ends early closes its connection, which aborts it at the engine, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from proxy.engine_stream import ChunkReader, Mode, refusal
+from schemas.errors import EngineTimeout, EngineUnavailable
+
+_CONNECT_S = 3.0
+_CONTROL_S = 20.0
+_KEEPALIVE_S = 3.0  # SGLang and uvicorn close idle connections after 5 s
+_BROKEN = (aiohttp.ClientError, ConnectionError, asyncio.TimeoutError, OSError)
+_UPDATED_BUT = "Weights were updated, but"
+
+
+def engine_http() -> aiohttp.ClientSession:
+    """The connection pool of all engines."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
+        headers={"Content-Type": "application/json"},
+    )
+
+
+class Engine:
+    """Knows its label and limits from `/model_info` and `/server_info`; `up` is what the last contact said."""
+
+    def __init__(self, base_url: str, http: aiohttp.ClientSession, timeout_s: float) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.engine_id = self.base_url.removeprefix("http://").removeprefix("https://")
+        self.version = ""
+        self.model_path = ""
+        self.vocab_size: int | None = None
+        self.context_length: int | None = None
+        self.tokenizer_path: str | None = None
+        self.up = False
+        self.in_rotation = True
+        self.inflight = 0
+        self._mode: Mode | None = None
+        self._http = http
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
+
+    def __repr__(self) -> str:
+        return (
+            f"Engine({self.engine_id}, version={self.version!r}, up={self.up}, rotation={self.in_rotation})"
+        )
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may get a generation."""
+        return self.up and self.in_rotation
+
+    async def generate(
+        self, body: Mapping[str, Any], session_id: str, reader: ChunkReader, news: Any
+    ) -> None:
+        """Stream one generation into `reader`; `news()` after each arrival. EngineUnavailable, EngineTimeout: what came
+        until then is in the reader. EngineRejected: nothing was generated."""
+        self.inflight += 1
+        try:
+            await self._generate(body, session_id, reader, news)
+        except TimeoutError as late:
+            reader.settle()
+            raise EngineTimeout("the engine did not finish in time", engine=self.engine_id) from late
+        except _BROKEN as broken:
+            reader.settle()
+            self.up = False
+            raise EngineUnavailable(
+                f"the engine at {self.engine_id} broke off: {type(broken).__name__}", engine=self.engine_id
+            ) from broken
+        finally:
+            self.inflight -= 1
+
+    async def _generate(
+        self, body: Mapping[str, Any], session_id: str, reader: ChunkReader, news: Any
+    ) -> None:
+        async with self._http.post(
+            f"{self.base_url}/generate",
+            data=orjson.dumps(body),
+            headers={"X-SMG-Routing-Key": session_id},
+            timeout=self._timeout,
+        ) as reply:
+            if reply.status != 200:
+                raise refusal(_json(await reply.read()), reply.status)
+            while not reader.done:
+                data = await reply.content.readany()
+                if not data:
+                    break
+                if reader.feed(data):
+                    news()
+        reader.settle()
+        self._mode = reader.mode
+        if reader.finish is None:
+            self.up = False
+            raise EngineUnavailable("the engine's stream ended before its time", engine=self.engine_id)
+
+    def new_reader(self, *, eager: bool) -> ChunkReader:
+        """A reader that knows the engine's streaming mode if the engine has shown it."""
+        return ChunkReader(self._mode, eager=eager)
+
+    async def abort(self, rid: str) -> None:
+        """Fire and forget: an engine that is away has nothing to abort."""
+        try:
+            await self._post("/abort_request", {"rid": rid})
+        except EngineUnavailable:
+            return
+
+    async def pause(self, mode: str) -> None:
+        """Hold generation."""
+        await self._post("/pause_generation", {"mode": mode})
+
+    async def go_on(self) -> None:
+        """End a pause; harmless where there is none."""
+        await self._post("/continue_generation", {})
+
+    async def update_weights(self, checkpoint: str, version: str) -> None:
+        """Load a checkpoint directory under a label. HoofprintError: it has not got these weights."""
+        body = {"model_path": checkpoint, "weight_version": version, "flush_cache": True}
+        status, reply = await self._post("/update_weights_from_disk", body, self._timeout)
+        message = str(reply.get("message", reply) if isinstance(reply, dict) else reply)
+        if status != 200 and not message.startswith(_UPDATED_BUT):
+            raise refusal(reply if isinstance(reply, dict) and "error" in reply else message, status)
+        await self.refresh()
+        if self.version != version:
+            raise EngineUnavailable(
+                f"the engine says {self.version!r} after an update to {version!r}", engine=self.engine_id
+            )
+
+    async def refresh(self) -> None:
+        """Ask what it serves. EngineUnavailable if it does not answer; `up` follows."""
+        info = await self._get("/model_info")
+        if self.context_length is None:
+            info = {**await self._get("/server_info"), **info}
+        self.version = str(info.get("weight_version", "")).strip()
+        self.model_path = str(info.get("model_path") or "")
+        self.tokenizer_path = info.get("tokenizer_path") or self.tokenizer_path
+        self.vocab_size = _whole(info.get("vocab_size")) or self.vocab_size
+        self.context_length = (
+            _whole(info.get("context_length"))
+            or _whole(info.get("max_total_num_tokens"))
+            or self.context_length
+        )
+        self.up = True
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        try:
+            timeout = aiohttp.ClientTimeout(total=_CONTROL_S, sock_connect=_CONNECT_S)
+            async with self._http.get(self.base_url + path, timeout=timeout) as reply:
+                found = _json(await reply.read())
+                if reply.status == 200 and isinstance(found, dict):
+                    return found
+                raise EngineUnavailable(f"{path} answers {reply.status}", engine=self.engine_id)
+        except _BROKEN as broken:
+            self.up = False
+            raise EngineUnavailable(
+                f"the engine at {self.engine_id} does not answer: {type(broken).__name__}",
+                engine=self.engine_id,
+            ) from broken
+
+    async def _post(
+        self, path: str, body: Mapping[str, Any], timeout: aiohttp.ClientTimeout | None = None
+    ) -> tuple[int, Any]:
+        timeout = timeout or aiohttp.ClientTimeout(total=_CONTROL_S, sock_connect=_CONNECT_S)
+        try:
+            async with self._http.post(
+                self.base_url + path, data=orjson.dumps(body), timeout=timeout
+            ) as reply:
+                return reply.status, _json(await reply.read())
+        except _BROKEN as broken:
+            self.up = False
+            raise EngineUnavailable(
+                f"{path}: the engine at {self.engine_id} does not answer: {type(broken).__name__}",
+                engine=self.engine_id,
+            ) from broken
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw) if raw else {}
+    except orjson.JSONDecodeError:
+        return raw.decode(errors="replace")
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

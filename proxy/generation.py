@@ -1,0 +1,276 @@
+"""One generation over all its engine calls: dispatch, preemption, resume, and rules 4, 5 and 9 where they bind.
+
+A weight update aborts the engine call by rid; the generation keeps its tokens, waits at the gate, and goes on from prompt
+plus partial output with the budget that is left. Invariants: every received token is kept once, with its log-prob and
+version; rules 4 and 5 are checked before any engine time is spent, and again on the reply; the budget is exact over
+any number of preemptions; a cancelled generation leaves nothing at an engine or in a table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from proxy.engine_stream import ChunkReader, refusal
+from proxy.engines import Engine
+from proxy.gate import Gate
+from proxy.metrics import Metrics
+from proxy.registry import EngineRegistry
+from proxy.sessions import Session
+from schemas.errors import EngineTimeout, EngineUnavailable, HoofprintError
+from schemas.finish import decide
+from schemas.settings import StalenessSettings
+from schemas.span import check_span, check_unchanged
+from schemas.versions import VersionSpan, append_spans
+
+log = structlog.get_logger(__name__)
+
+_FRUITLESS = 3
+"""So many engine calls in a row without a token, and nobody asked for an abort: the engine cannot."""
+
+
+def _nobody() -> None:
+    pass
+
+
+class Generation:
+    """The request (`prompt`, `sampling`, `budget`) and its growing result."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompt: list[int],
+        sampling: Mapping[str, Any],
+        budget: int,
+        *,
+        eager: bool,
+        tops: int = 0,
+    ) -> None:
+        self.session = session
+        self.prompt = prompt
+        self.sampling = sampling
+        self.budget = budget
+        self.eager = eager
+        self.tops = tops
+        self.first_token: Callable[[], None] = _nobody
+        self.wake: Callable[[], None] = _nobody
+        """Called when there is something new, for a client that streams."""
+        self.interrupt: HoofprintError | None = None
+        """Why it was cancelled, if not by its client."""
+        self.rid = ""
+        self.engine: Engine | None = None
+        self.version_at_dispatch = ""
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.resumes = 0
+        self.span_mismatches = 0
+        self.finish: dict[str, Any] = {}
+        self.text = ""
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._tops: list[Any] = []
+        self._spans: list[VersionSpan] = []
+        self._call: ChunkReader | None = None
+
+    @property
+    def output_ids(self) -> list[int]:
+        """All output so far, over all calls."""
+        return self._ids + self._call.output_ids if self._call is not None else self._ids
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Log-probs of `output_ids`."""
+        return self._logprobs + self._call.logprobs if self._call is not None else self._logprobs
+
+    @property
+    def top_logprobs(self) -> list[Any]:
+        """Alternatives per output token, as the engine gives them."""
+        return self._tops + self._call.top_logprobs if self._call is not None else self._tops
+
+    @property
+    def spans(self) -> list[VersionSpan]:
+        """Versions of `output_ids`."""
+        if self._call is None:
+            return self._spans
+        return append_spans(self._spans, self._call.spans_so_far(), len(self._ids))
+
+    @property
+    def versions(self) -> list[str]:
+        """Labels in time order."""
+        return [span.version for span in self.spans]
+
+    @property
+    def left(self) -> int:
+        """What remains of the budget."""
+        return self.budget - len(self._ids) - (len(self._call.output_ids) if self._call is not None else 0)
+
+    def news(self) -> None:
+        """Something came from the engine."""
+        self.first_token()
+        self.wake()
+
+    def begin_call(self, engine: Engine) -> ChunkReader:
+        """A new engine call, with an id of its own."""
+        self.rid = uuid.uuid4().hex
+        self.engine = engine
+        self.version_at_dispatch = self.version_at_dispatch or engine.version
+        self._call = engine.new_reader(eager=self.eager)
+        return self._call
+
+    def end_call(self) -> Mapping[str, Any] | None:
+        """Take over what the call brought; its finish reason, or None if it broke off."""
+        call, self._call = self._call, None
+        assert call is not None
+        self._spans = append_spans(self._spans, call.spans_so_far(), len(self._ids))
+        first = not self._ids
+        self._ids += call.output_ids
+        self._logprobs += call.logprobs
+        self._tops += call.top_logprobs
+        self.text += call.text
+        self.span_mismatches += call.span_mismatch
+        if first:
+            self.cached_tokens = int(call.meta.get("cached_tokens") or 0)
+        return call.finish
+
+    def request_body(self) -> dict[str, Any]:
+        """What the engine gets: prompt plus partial output, and the rest of the budget."""
+        sampling = {**self.sampling, "max_new_tokens": self.left}
+        if sampling.get("min_new_tokens"):
+            sampling["min_new_tokens"] = max(0, sampling["min_new_tokens"] - len(self._ids))
+        body = {
+            "rid": self.rid,
+            "input_ids": self.prompt + self._ids,
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "stream": True,
+        }
+        if self.tops:
+            body["top_logprobs_num"] = self.tops
+        return body
+
+
+class GenerationController:
+    """Runs generations. `running`: those with an engine call in flight, by rid."""
+
+    def __init__(
+        self, registry: EngineRegistry, gate: Gate, staleness: StalenessSettings, metrics: Metrics
+    ) -> None:
+        self.running: dict[str, Generation] = {}
+        self._registry = registry
+        self._gate = gate
+        self._staleness = staleness
+        self._metrics = metrics
+        self._quiet = asyncio.Event()
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    async def run(self, generation: Generation) -> None:
+        """Until it has ended by itself or by its budget. StalenessExceeded, TrajectoryVersionChanged, UpstreamError."""
+        avoid: set[str] = set()
+        lost: set[str] = set()
+        fruitless = 0
+        while True:
+            await self._gate.enter(generation.session.identity.session_id)
+            engine = self._registry.pick(generation.session.engine, avoid)
+            self.check_versions(generation, [*generation.versions, engine.version])
+            before = generation.left
+            try:
+                finish = await self._call(generation, engine)
+            except EngineUnavailable as broken:
+                name = engine.engine_id
+                if name in lost or not await self._registry.is_alive(engine):
+                    avoid.add(name)  # else only the connection broke: one more try
+                lost.add(name)
+                log.warning("generation_lost_its_engine", error=broken, kept=len(generation.output_ids))
+                finish = {"type": "abort"}
+            else:
+                preempted = finish.get("type") == "abort"
+                generation.preemptions += preempted
+                self._metrics.preempted(preempted)
+                fruitless = (
+                    fruitless + 1
+                    if preempted and generation.left == before and self._gate_open(generation)
+                    else 0
+                )
+            if self._settle(generation, finish):
+                return
+            if fruitless >= _FRUITLESS:
+                raise EngineUnavailable("the engine aborts without a token", engine=engine.engine_id)
+
+    def _gate_open(self, generation: Generation) -> bool:
+        return self._gate.is_open(generation.session.identity.session_id)
+
+    def _settle(self, generation: Generation, finish: Mapping[str, Any]) -> bool:
+        """Rule 9: whether it is over."""
+        match decide(finish.get("type"), generation.left):
+            case "complete":
+                generation.finish = {k: v for k, v in finish.items() if v is not None}
+            case "length":
+                generation.finish = {"type": "length", "length": len(generation.output_ids)}
+            case "resume":
+                generation.resumes += 1
+                self._metrics.resumed()
+                return False
+        return True
+
+    async def _call(self, generation: Generation, engine: Engine) -> Mapping[str, Any]:
+        reader = generation.begin_call(engine)
+        session = generation.session
+        session.engine = engine.engine_id
+        rid = generation.rid
+        self.running[rid] = generation
+        try:
+            await engine.generate(
+                generation.request_body(), session.identity.session_id, reader, generation.news
+            )
+        except (asyncio.CancelledError, EngineTimeout):
+            # the closed connection aborts it as well, but some engines notice that seconds later
+            self._later(engine.abort(rid))
+            raise
+        finally:
+            del self.running[rid]
+            if not self.running:
+                self._quiet.set()
+            finish = generation.end_call()
+        assert finish is not None
+        _raise_failure(finish)
+        return finish
+
+    def check_versions(self, generation: Generation, candidate: list[str]) -> None:
+        """Rules 4 and 5 for the session's versions and this generation's."""
+        session = generation.session
+        ids = {"session_id": session.identity.session_id, "instance_id": session.identity.instance_id}
+        if not self._staleness.partial_rollout and candidate:
+            check_unchanged([*session.versions, *candidate[:-1]], candidate[-1], **ids)
+        check_span(session.versions, candidate, self._staleness.max_partial_rollout_preempts, **ids)
+
+    async def preempt_all(self) -> None:
+        """Abort every engine call. One that is still on its way is caught by the next round."""
+        calls = [(g.engine, rid) for rid, g in self.running.items()]
+        await asyncio.gather(*(engine.abort(rid) for engine, rid in calls if engine is not None))
+
+    async def wait_quiet(self, timeout_s: float) -> bool:
+        """Whether no engine call was left within this time."""
+        self._quiet.clear()
+        if not self.running:
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return not self.running
+        return True
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+
+def _raise_failure(finish: Mapping[str, Any]) -> None:
+    status = finish.get("status_code")
+    if finish.get("type") == "abort" and status:
+        raise refusal(str(finish.get("message")), int(status))

@@ -1,0 +1,170 @@
+"""Native token-in token-out: SGLang's `/generate`, whole and streamed, inside a session.
+
+`input_ids` is the whole context of the turn; its longest recorded prefix decides the lineage. The reply has SGLang's
+shape with `meta_info.hoofprint` on top. Streams are cumulative, as SGLang's are by default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+
+from proxy.asgi import DONE, KEEP_ALIVE, Call, event, while_connected
+from proxy.generation import Generation
+from proxy.limits import Limits
+from proxy.metrics import Metrics
+from proxy.routing import place_tokens
+from proxy.session_access import SessionAccess
+from proxy.streaming import watch_generation
+from proxy.turn import Turn
+from proxy.turns import Turns, end_of, place_facts, text_field
+from schemas.errors import BadRequest
+from schemas.events import EndFacts, TokenSegment
+
+_KNOWN = frozenset(
+    {"input_ids", "sampling_params", "return_logprob", "top_logprobs_num", "stream", "rid", "final", "end", "session_id",
+     "instance_id", "turn_id"}
+)  # fmt: skip
+_REFUSED = (
+    "text", "input_embeds", "image_data", "audio_data", "video_data", "return_hidden_states", "return_routed_experts",
+    "token_ids_logprob", "lora_path", "custom_logit_processor", "session_params",
+)  # fmt: skip
+_ONE_CALL = EndFacts(segment_count=0, status="completed", reason="single_call")
+
+
+class NativeApi:
+    """`POST /generate` and `POST /s/<token>/generate`."""
+
+    def __init__(
+        self, access: SessionAccess, turns: Turns, limits: Limits, metrics: Metrics, keepalive_s: float
+    ) -> None:
+        self._access = access
+        self._turns = turns
+        self._limits = limits
+        self._metrics = metrics
+        self._keepalive_s = keepalive_s
+
+    async def generate(self, call: Call) -> None:
+        """One turn."""
+        received_at = self._turns.clock()
+        body = await call.json(self._limits.max_body_bytes)
+        with self._limits.request():
+            await while_connected(call, self._generate(call, body, received_at))
+
+    async def _generate(self, call: Call, body: dict[str, Any], received_at: int) -> None:
+        for field in _REFUSED:
+            if body.get(field):
+                raise BadRequest(f"{field} is not supported here; send input_ids", field=field)
+        prompt = self._turns.check_ids(body.get("input_ids"))
+        sampling, asked = sampling_of(body, self._turns.temperature)
+        session, one_call = await self._access.session_for(call, body)
+        budget = self._turns.budget(session, len(prompt), asked)
+        end = end_of(body) or (_ONE_CALL if one_call else None)
+        for field in body.keys() - _KNOWN:
+            self._metrics.ignored(field)
+        stream = bool(body.get("stream"))
+        generation = Generation(session, body["input_ids"], sampling, budget, eager=stream, tops=_tops(body))
+        turn = self._turn(call, body, generation, prompt.tobytes(), received_at, end)
+        if stream:
+            await self._stream(call, body, turn)
+            return
+        await self._turns.generate(turn)
+        segment = await self._turns.record(turn)
+        await call.reply(_answer(turn, body, segment))
+
+    def _turn(
+        self,
+        call: Call,
+        body: dict[str, Any],
+        generation: Generation,
+        prompt: bytes,
+        received_at: int,
+        end: EndFacts | None,
+    ) -> Turn:
+        place = place_tokens(generation.session.lineages, prompt)
+        return Turn(
+            api="generate",
+            generation=generation,
+            place=place,
+            context_ids=prompt[4 * place.prefix :],
+            digest=hashlib.sha256(prompt).hexdigest(),
+            sampling=orjson.dumps({**generation.sampling, "max_new_tokens": generation.budget}).decode(),
+            received_at=received_at,
+            check=self._turns.checker(generation),
+            turn_id=text_field(call, body, "x-turn-id", "turn_id"),
+            end=end,
+        )
+
+    async def _stream(self, call: Call, body: dict[str, Any], turn: Turn) -> None:
+        work = asyncio.ensure_future(self._turns.generate(turn))
+        async with aclosing(watch_generation(turn.generation, work, self._keepalive_s)) as arrivals:
+            async for news in arrivals:
+                if not call.started:
+                    await call.start_events()
+                await call.frame(event(_answer(turn, body, None)) if news else KEEP_ALIVE)
+        segment = await self._turns.record(turn)
+        if not call.started:
+            await call.start_events()
+        await call.frame(event(_answer(turn, body, segment)) + DONE, last=True)
+
+
+def _tops(body: dict[str, Any]) -> int:
+    value = body.get("top_logprobs_num") or 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 64:
+        raise BadRequest("top_logprobs_num must be a whole number from 0 to 64", field="top_logprobs_num")
+    return value
+
+
+def sampling_of(body: dict[str, Any], temperature: float) -> tuple[dict[str, Any], int]:
+    """Sampling parameters for the engine, and the token budget that was asked for."""
+    given = body.get("sampling_params")
+    if given is None:
+        given = {}
+    if not isinstance(given, dict):
+        raise BadRequest("sampling_params must be an object", field="sampling_params")
+    sampling = {key: value for key, value in given.items() if value is not None}
+    asked = sampling.pop("max_new_tokens", 128)
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+        raise BadRequest(
+            "max_new_tokens must be a whole number of at least 1", field="sampling_params.max_new_tokens"
+        )
+    sampling.setdefault("temperature", temperature)
+    if sampling.pop("n", 1) != 1:
+        raise BadRequest("n must be 1: send one request per sample", field="sampling_params.n")
+    for name, low, high in (("temperature", 0.0, 100.0), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0)):
+        value = sampling.get(name, low)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise BadRequest(f"{name} must be a number from {low} to {high}", field=f"sampling_params.{name}")
+    return sampling, asked
+
+
+def _answer(turn: Turn, body: dict[str, Any], segment: TokenSegment | None) -> dict[str, Any]:
+    """SGLang's reply; without a segment, an intermediate event of a stream."""
+    generation = turn.generation
+    ids, logprobs = generation.output_ids, generation.logprobs
+    meta: dict[str, Any] = {
+        "id": str(body.get("rid") or generation.rid),
+        "finish_reason": generation.finish if segment is not None else None,
+        "prompt_tokens": len(generation.prompt),
+        "completion_tokens": len(ids),
+        "cached_tokens": generation.cached_tokens,
+    }
+    spans = generation.spans
+    if spans:
+        meta["weight_version"] = spans[-1].version
+    if body.get("return_logprob"):
+        meta["output_token_logprobs"] = [[p, i, None] for p, i in zip(logprobs, ids, strict=True)]
+        meta["output_token_logprobs_length"] = len(ids)
+        if generation.tops:
+            meta["output_top_logprobs"] = generation.top_logprobs
+    reply: dict[str, Any] = {"output_ids": ids, "meta_info": meta}
+    if segment is not None:
+        meta["weight_versions"] = [{"version": s.version, "start": s.start, "end": s.stop} for s in spans]
+        meta["e2e_latency"] = (turn.done_at - turn.received_at) / 1e6
+        meta["hoofprint"] = place_facts(segment)
+        reply["text"] = generation.text
+    return reply

@@ -1,0 +1,80 @@
+"""The proxy process: `main(settings)` serves until SIGTERM and says by its exit status why it ended.
+
+SIGTERM: no new requests, what is in flight gets a few seconds, records in flight are acknowledged; a client that was cut
+comes back with its session token. The log lost for good: exit 1, and the supervisor starts a successor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+
+import structlog
+import uvicorn
+
+from journal.clock import system_clock
+from journal.log_setup import configure_logging
+from proxy.app import build_app
+from schemas.errors import HoofprintError
+from schemas.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+_GRACE_S = 3
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with a failure that ends it. `failed`: why."""
+
+    failed: HoofprintError | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn raises the signal again after the shutdown; a clean end is exit status 0 here."""
+        before = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def fail(self, failure: HoofprintError) -> None:
+        """End the process with a non-zero status."""
+        if self.failed is None:
+            self.failed = failure
+            log.error("proxy_ends", error=failure)
+        self.should_exit = True
+
+
+def main(settings: Settings) -> int:
+    """Exit status: 0 after SIGTERM, 1 after an infrastructure error."""
+    configure_logging("proxy")
+    servers: list[Server] = []
+    app = build_app(settings, system_clock, lambda failure: servers[0].fail(failure))
+    configuration = uvicorn.Config(
+        app,
+        host=settings.proxy.host,
+        port=settings.proxy.port,
+        loop="uvloop",
+        http="httptools",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=_GRACE_S,
+        backlog=4096,
+    )
+    server = Server(configuration)
+    servers.append(server)
+    try:
+        server.run()
+    except HoofprintError as failure:
+        server.fail(failure)
+    except SystemExit:
+        return 1  # uvicorn has said why (the port is taken)
+    return 0 if server.failed is None and server.started else 1

@@ -1,0 +1,203 @@
+"""From a request to its session: path token, bearer token or headers; opening, recovery after a crash, and who may do what.
+
+First that is there wins: `/s/<token>/…`, a session token as API key, `X-Session-Id`, `X-SMG-Routing-Key`, body `session_id`;
+with none of them the call is a session of its own that ends with its answer. A session belongs to a group only if it was
+opened so or its headers name group, attempt and sample; else its kind is `free`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from journal.clock import Clock
+from proxy.asgi import Call
+from proxy.control_view import ControlView
+from proxy.limits import Limits
+from proxy.recorder import Recorder
+from proxy.recovery import Recovery, token_of
+from proxy.sessions import Identity, Session, SessionTable, end_error
+from proxy.tokens_auth import SessionToken, TokenSigner, same_key
+from schemas.errors import BadRequest, HoofprintError, Overloaded, TrajectoryGone, Unauthorized
+from schemas.events import Kind
+from schemas.ids import free_traj_id, parent_traj_id
+
+Ids = tuple[Identity, SessionToken | None]
+
+
+class SessionAccess:
+    """The door to the session table."""
+
+    def __init__(
+        self, table: SessionTable, recorder: Recorder, recovery: Recovery, control: ControlView, signer: TokenSigner,
+        limits: Limits, run_id: str, admin_key: str, clock: Clock,
+    ) -> None:  # fmt: skip
+        self.table = table
+        self._recorder = recorder
+        self._recovery = recovery
+        self._control = control
+        self._signer = signer
+        self._limits = limits
+        self._run_id = run_id
+        self._admin_key = admin_key
+        self._clock = clock
+        self._recovering: dict[str, asyncio.Future[None]] = {}
+
+    # -- who asks ------------------------------------------------------------------------------------
+
+    def check_admin(self, call: Call) -> None:
+        """Unauthorized unless the admin key was given (or none is set)."""
+        if self._admin_key and not same_key(_bearer(call), self._admin_key):
+            raise Unauthorized("this call needs the admin key")
+
+    def identify(self, call: Call, body: Mapping[str, Any]) -> Ids | None:
+        """The session that a request names; None if it names none."""
+        text = call.path_params.get("token", "")
+        bearer = "" if text else _bearer(call)
+        if not text and "." in bearer:
+            text = bearer
+        if text:
+            token = self._signer.read(text)
+            return identity_of(token), token
+        if self._admin_key and not same_key(bearer, self._admin_key):
+            raise Unauthorized("a session token or the admin key is needed")
+        name = call.header("x-session-id") or call.header("x-smg-routing-key") or body.get("session_id") or ""
+        if not name:
+            return None
+        if not isinstance(name, str) or len(name) > 256:
+            raise BadRequest("session_id must be a string of at most 256 characters", field="session_id")
+        known = self.table.open.get(name) or self.table.ended.get(name)
+        return (known.identity, None) if known is not None else (self._from_headers(call, body, name), None)
+
+    def _from_headers(self, call: Call, body: Mapping[str, Any], name: str) -> Identity:
+        group = call.header("x-instance-id") or body.get("instance_id") or None
+        attempt, sample = call.header("x-hoofprint-attempt"), call.header("x-hoofprint-sample-index")
+        if group and attempt and sample:
+            if not (attempt.isdigit() and sample.isdigit()):
+                raise BadRequest(
+                    "attempt and sample index must be whole numbers", field="x-hoofprint-attempt"
+                )
+            return self.group_identity("train", str(group), int(attempt), int(sample), None, name)
+        return self.free_identity(name, "free", str(group) if group else None)
+
+    def group_identity(
+        self, kind: Kind, group: str, attempt: int, sample: int, instance: str | None, name: str | None = None
+    ) -> Identity:
+        """A session of a group: its id is its trajectory's."""
+        trajectory = parent_traj_id(self._run_id, group, attempt, sample)
+        return Identity(name or trajectory, trajectory, kind, group, attempt, sample, instance)
+
+    def free_identity(self, name: str | None, kind: Kind, instance: str | None) -> Identity:
+        """A session that belongs to no group."""
+        name = name or uuid.uuid4().hex
+        return Identity(name, free_traj_id(self._run_id, name), kind, instance_id=instance)
+
+    # -- finding it ----------------------------------------------------------------------------------
+
+    async def session_for(self, call: Call, body: Mapping[str, Any]) -> tuple[Session, bool]:
+        """The open session of a generation request, and whether it lives for this one call only."""
+        self.check_ready()
+        found = self.identify(call, body)
+        if found is None:
+            now = self._clock()
+            return Session(self.free_identity(None, "free", None), now, "", now), True
+        return await self.open_session(*found), False
+
+    async def open_session(self, identity: Identity, token: SessionToken | None) -> Session:
+        """From memory, or from the log. TrajectoryClosed, TrajectoryGone, StalenessExceeded, …: it has ended."""
+        name = identity.session_id
+        while name in self._recovering:
+            await asyncio.shield(self._recovering[name])
+        session = self.table.open.get(name)
+        if session is None:
+            ended = self.table.ended.get(name)
+            if ended is not None:
+                raise end_error(ended.identity, ended.end)
+            self.check_attempt(identity)
+            self._limits.check_sessions(len(self.table.open))
+            session = await self._recover(identity, token)
+            session.check_open()
+        session.used_at = self._clock()
+        return session
+
+    async def _recover(self, identity: Identity, token: SessionToken | None) -> Session:
+        name = identity.session_id
+        others: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._recovering[name] = others
+        try:
+            session, _ = await self._recovery.recover(identity, token)
+            end = session.end
+            self.table.add(session)
+            if end is not None:
+                self.table.finish(session, end)
+        finally:
+            del self._recovering[name]
+            others.set_result(None)
+        return session
+
+    # -- opening -------------------------------------------------------------------------------------
+
+    async def open_new(self, identity: Identity, *, restart: bool, attributes: str | None) -> Session:
+        """A session from scratch. Opening one that is open returns it; `restart` voids whatever there was."""
+        self.check_ready()
+        self.check_attempt(identity)
+        name = identity.session_id
+        old, ended = self.table.open.get(name), self.table.ended.get(name)
+        if old is not None and not restart:
+            return old
+        if ended is not None and not restart:
+            raise end_error(ended.identity, ended.end)
+        self._limits.check_sessions(len(self.table.open) - (old is not None))
+        if old is not None:
+            interrupt(old, TrajectoryGone("the session was opened anew", session_id=name))
+            self.table.forget(old)
+            old.stale_claim = True
+        last = old.epoch if old is not None else ended.epoch if ended is not None else 0
+        epoch = max(self._clock(), last + 1)
+        # one that this process does not know may have a forgotten past (its opener never got the token): void
+        unknown = identity.group_id is not None and old is None
+        position = await self._recorder.claim(identity, epoch, restart=restart or unknown)
+        session = Session(
+            identity, epoch, self._signer.issue(token_of(identity, position, epoch)), self._clock()
+        )
+        if identity.instance_id is not None or attributes is not None:
+            await self._recorder.begin(session, attributes)
+        self.check_attempt(identity)  # it may have been decided meanwhile
+        self.table.add(session)
+        return session
+
+    def check_ready(self) -> None:
+        """503 until the log was folded."""
+        if not self._control.ready:
+            raise Overloaded("the proxy is still reading the log", http_status=503, retry_after_s=1.0)
+
+    def check_attempt(self, identity: Identity) -> None:
+        """TrajectoryGone if the attempt was closed by its verdict."""
+        if self._control.is_closed(identity.group_id, identity.attempt):
+            raise TrajectoryGone(
+                "the group attempt was closed", group_id=identity.group_id, attempt=identity.attempt,
+                session_id=identity.session_id,
+            )  # fmt: skip
+
+
+def interrupt(session: Session, reason: HoofprintError) -> None:
+    """Abort what a session has in flight; its callers get `reason`."""
+    for generation, task in list(session.inflight.items()):
+        if task is not None and generation.interrupt is None:
+            generation.interrupt = reason
+            task.cancel()
+
+
+def identity_of(token: SessionToken) -> Identity:
+    """The ids in a token."""
+    return Identity(
+        token.session_id, token.parent_traj_id, token.kind, token.group_id, token.attempt, token.sample_index,
+        token.instance_id,
+    )  # fmt: skip
+
+
+def _bearer(call: Call) -> str:
+    scheme, _, key = call.header("authorization").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else call.header("x-api-key")

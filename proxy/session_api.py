@@ -1,0 +1,222 @@
+"""Sessions over HTTP: open, finalize, reward, discard, and the expiry of idle ones.
+
+Design §5: finalize aborts what is in flight and is idempotent: a repeated one gets the first answer, from another proxy,
+too. An idle session expires with `TrajectoryEnded(failed, expired)`; later calls get 410, never a silent new session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import structlog
+
+from journal.clock import Clock
+from proxy.asgi import Call
+from proxy.recorder import Recorder
+from proxy.session_access import SessionAccess, interrupt
+from proxy.sessions import CLOSED_ATTEMPT, DISCARDED, EXPIRED, Identity, Session, end_error
+from proxy.turns import components_of, end_facts
+from schemas.errors import (
+    BadRequest,
+    HoofprintError,
+    TrajectoryClosed,
+    TrajectoryGone,
+    UnknownSession,
+)
+from schemas.events import EndFacts
+
+log = structlog.get_logger(__name__)
+
+_SWEEP_S = 1.0
+_NEVER_FINALIZED = frozenset({EXPIRED, CLOSED_ATTEMPT, DISCARDED})
+
+
+class SessionApi:
+    """`/sessions` and `/session/…`, each also under `/s/<token>`."""
+
+    def __init__(
+        self, access: SessionAccess, recorder: Recorder, clock: Clock, max_body_bytes: int, address: str
+    ) -> None:
+        self._access = access
+        self._recorder = recorder
+        self._clock = clock
+        self._max_body = max_body_bytes
+        self._address = address
+
+    async def open(self, call: Call) -> None:
+        """`POST /sessions`."""
+        self._access.check_admin(call)
+        body = await call.json(self._max_body)
+        identity = self._identity(body)
+        attributes = body.get("attributes")
+        session = await self._access.open_new(
+            identity,
+            restart=_flag(body, "restart"),
+            attributes=None
+            if attributes is None
+            else orjson.dumps(attributes, option=orjson.OPT_SORT_KEYS).decode(),
+        )
+        headers = {"X-Session-Id": identity.session_id}
+        if identity.group_id is not None:
+            headers["X-Instance-Id"] = identity.group_id
+            headers["X-Hoofprint-Attempt"] = str(identity.attempt)
+            headers["X-Hoofprint-Sample-Index"] = str(identity.sample_index)
+        host = call.header("host") or self._address
+        await call.reply(
+            {
+                "session_id": identity.session_id,
+                "parent_traj_id": identity.parent_traj_id,
+                "token": session.token,
+                "base_url": f"http://{host}/s/{session.token}",
+                "headers": headers,
+            }
+        )
+
+    def _identity(self, body: dict[str, Any]) -> Identity:
+        kind = body.get("kind", "train" if body.get("group_id") is not None else "free")
+        instance = body.get("instance_id")
+        if kind not in ("train", "eval", "free"):
+            raise BadRequest("kind must be train, eval or free", field="kind")
+        if instance is not None and not isinstance(instance, str):
+            raise BadRequest("instance_id must be a string", field="instance_id")
+        if kind == "free" or (kind == "eval" and body.get("group_id") is None):
+            name = body.get("session_id")
+            if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 256):
+                raise BadRequest("session_id must be a string of at most 256 characters", field="session_id")
+            return self._access.free_identity(name, kind, instance)
+        group = body.get("group_id")
+        if not isinstance(group, str) or not 0 < len(group) <= 256:
+            raise BadRequest("group_id must be a string of at most 256 characters", field="group_id")
+        attempt, sample = _index(body, "attempt", 0), _index(body, "sample_index", None)
+        return self._access.group_identity(kind, group, attempt, sample, instance)
+
+    async def finalize(self, call: Call) -> None:
+        """`POST /session/finalize`: the end, with its reward where it is known."""
+        body = await call.json(self._max_body)
+        end = end_facts(body)
+        try:
+            session = await self._session(call, body)
+        except (TrajectoryClosed, TrajectoryGone) as over:
+            await self._answer_again(call, body, over)
+            return
+        except HoofprintError as refused:
+            if refused.http_status == 502 and end.status == "failed":
+                await self._answer_again(call, body, refused)
+                return
+            raise
+        if session.next_index == 0 and not session.inflight and end.status == "completed":
+            raise BadRequest("the session has no steps: a completed trajectory needs one", field="session_id")
+        interrupt(
+            session, TrajectoryClosed("the trajectory was finalized", session_id=session.identity.session_id)
+        )
+        held = await self._recorder.end(session, end)
+        await call.reply(_end_reply(session.identity, held))
+
+    async def _answer_again(self, call: Call, body: dict[str, Any], over: HoofprintError) -> None:
+        """The first answer, if the session was finalized; a refused one may be told that it failed."""
+        ended = self._access.table.ended.get(self._name(call, body))
+        if ended is None or ended.end.reason in _NEVER_FINALIZED:
+            raise over
+        await call.reply(_end_reply(ended.identity, ended.end))
+
+    async def discard(self, call: Call) -> None:
+        """`POST /session/discard`: nobody wants it; idempotent."""
+        body = await call.json(self._max_body)
+        try:
+            session = await self._session(call, body)
+        except (TrajectoryClosed, TrajectoryGone):
+            ended = self._access.table.ended.get(self._name(call, body))
+            discarded = ended is not None and ended.end.reason == DISCARDED
+            await call.reply({"session_id": self._name(call, body), "discarded": discarded})
+            return
+        interrupt(
+            session, TrajectoryGone("the session was discarded", session_id=session.identity.session_id)
+        )
+        await self._recorder.end(session, EndFacts(segment_count=0, status="failed", reason=DISCARDED))
+        await call.reply({"session_id": session.identity.session_id, "discarded": True})
+
+    async def reward(self, call: Call) -> None:
+        """`POST /session/reward`: for a trajectory that ended with `reward_pending`; the first one wins."""
+        body = await call.json(self._max_body)
+        value = body.get("reward")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BadRequest("reward must be a number", field="reward")
+        found = self._access.identify(call, body)
+        if found is None:
+            raise BadRequest("session_id is missing", field="session_id")
+        identity, token = found
+        if token is None and identity.session_id not in self._access.table.open | dict(
+            self._access.table.ended
+        ):
+            raise UnknownSession("no such session; use its token", session_id=identity.session_id)
+        source = str(body.get("source") or "session")
+        await self._recorder.reward(identity, float(value), components_of(body), source)
+        await call.reply({"session_id": identity.session_id, "reward": float(value)})
+
+    async def _session(self, call: Call, body: dict[str, Any]) -> Session:
+        self._access.check_ready()
+        found = self._access.identify(call, body)
+        if found is None:
+            raise BadRequest("session_id is missing", field="session_id")
+        identity, token = found
+        table = self._access.table
+        if (
+            token is None
+            and identity.session_id not in table.open
+            and identity.session_id not in table.ended
+            and identity.group_id is None
+        ):
+            raise UnknownSession("no such session; use its token", session_id=identity.session_id)
+        return await self._access.open_session(identity, token)
+
+    def _name(self, call: Call, body: dict[str, Any]) -> str:
+        found = self._access.identify(call, body)
+        return "" if found is None else found[0].session_id
+
+    async def expire(self, idle_s: float) -> None:
+        """Until cancelled: end what was idle for too long."""
+        while True:
+            await asyncio.sleep(min(_SWEEP_S, idle_s / 2))
+            for session in self._access.table.idle_since(self._clock() - int(idle_s * 1e6)):
+                try:
+                    await self._recorder.end(
+                        session, EndFacts(segment_count=0, status="failed", reason=EXPIRED)
+                    )
+                except HoofprintError as failed:
+                    log.warning("expiry_failed", error=failed, session_id=session.identity.session_id)
+
+    def close_attempt(self, group_id: str, attempt: int) -> None:
+        """A verdict closed the attempt: abort and forget; its end needs no event."""
+        for session in self._access.table.of_attempt(group_id, attempt):
+            end = EndFacts(segment_count=session.next_index, status="failed", reason=CLOSED_ATTEMPT)
+            interrupt(session, end_error(session.identity, end))
+            self._access.table.finish(session, end)
+
+
+def _end_reply(identity: Identity, end: EndFacts) -> dict[str, Any]:
+    return {
+        "session_id": identity.session_id,
+        "parent_traj_id": identity.parent_traj_id,
+        "status": end.status,
+        "reason": end.reason,
+        "segment_count": end.segment_count,
+        "reward": end.reward,
+        "reward_pending": end.reward_pending,
+        "components": end.components,
+    }
+
+
+def _flag(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false", field=name)
+    return value
+
+
+def _index(body: dict[str, Any], name: str, default: int | None) -> int:
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise BadRequest(f"{name} must be a whole number of at least 0", field=name)
+    return value
