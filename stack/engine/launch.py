@@ -5,6 +5,7 @@ Used by the tests and by whoever wants an engine without a supervisor.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -38,6 +39,7 @@ class EngineProcess:
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._log = log
         self._flags = flags
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -67,8 +69,7 @@ class EngineProcess:
 
     def start(self, timeout_s: float = 90.0) -> str:
         """Start the child and return its base URL once `/health` answers 200."""
-        log = self._log or Path(tempfile.mkstemp(prefix="engine-", suffix=".log")[1])
-        self._log = log
+        log = self._log or self._temporary_log()
         threads = str(self._flags.get("threads", 1))
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
         root = str(Path(__file__).parents[2])  # the child finds the package wherever it was started
@@ -82,13 +83,18 @@ class EngineProcess:
         while not self._healthy():
             code = self._child.poll()
             if code is not None or time.monotonic() > deadline:
-                self.kill()
                 tail = log.read_text(errors="replace")[-2000:]
+                self.kill()
                 raise EngineUnavailable(
                     f"the engine did not come up (exit code {code}): {tail}", exit_code=code
                 )
             time.sleep(0.05)
         return self.base_url
+
+    def _temporary_log(self) -> Path:
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="engine-")
+        return Path(self._scratch.name) / "engine.log"
 
     def _healthy(self) -> bool:
         try:
@@ -102,17 +108,19 @@ class EngineProcess:
         assert self._child is not None, "not started"
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
-            try:
-                return self._child.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                self.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(timeout_s)
+        self.kill()
         return self._child.wait()
 
     def kill(self) -> None:
-        """SIGKILL the whole group and wait for it."""
+        """SIGKILL the whole group, if it is alive, and wait for it."""
         if self._child is not None and self._child.poll() is None:
             os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
 
     def __enter__(self) -> EngineProcess:
         self.start()
