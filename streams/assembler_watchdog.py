@@ -25,8 +25,13 @@ _STALL_S = 60.0
 class Watchdog:
     """`next_offset(partition)`: what the worker handles next; None: nothing of it was handled since the last seek."""
 
-    def __init__(self, kafka: KafkaSettings, next_offset: Callable[[int], int | None]) -> None:
-        self._kafka, self._next_offset = kafka, next_offset
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        next_offset: Callable[[int], int | None],
+        topic: topics.Topic = topics.SEGMENTS,
+    ) -> None:
+        self._kafka, self._next_offset, self._topic = kafka, next_offset, topic
         self._looked_at = time.monotonic()
         self._since: dict[int, tuple[int | None, float]] = {}
 
@@ -38,7 +43,7 @@ class Watchdog:
         self._looked_at = now
         from streams.faust_private import committed_offsets
 
-        ends = await asyncio.to_thread(end_offsets, self._kafka, [topics.SEGMENTS])
+        ends = await asyncio.to_thread(end_offsets, self._kafka, [self._topic])
         self.judge({partition: end for (_, partition), end in ends.items()}, committed_offsets(app), now)
 
     def judge(self, ends: dict[int, int], committed: dict[int, int | None], now: float) -> None:
