@@ -1,14 +1,24 @@
 -- Relations of the domain over the event views. Vocabulary: docs/glossary.md.
 
--- Records of a session that a claim made void: those of a lower epoch that come after the claim, and all that came before a
--- restarting one. An event above the current epoch counts as a claim. Decided before repeats are looked at.
+-- Records of a session that count for nothing: those of a lower epoch that come after a claim, and all that came before a
+-- restarting one (an event above the current epoch counts as a claim). Decided before repeats are looked at. Records of a
+-- completed attempt that are newer than its completion (a worker that died afterwards and began again) changed nothing.
 CREATE TEMP TABLE void_session_events AS
-WITH owned AS (
-    SELECT "partition", kafka_offset, event_type, session_id, epoch, restart,
-           max(epoch) OVER (PARTITION BY "partition", session_id ORDER BY kafka_offset
-                            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS current_epoch
-    FROM log_segments
+WITH ends AS (
+    SELECT group_id, attempt, occurred_at, kafka_offset, true AS completed FROM group_completed
+    UNION ALL SELECT group_id, attempt, occurred_at, kafka_offset, false FROM group_failed
+), closed AS (
+    SELECT group_id, attempt, occurred_at AS closed_at FROM ends
+    QUALIFY row_number() OVER (PARTITION BY group_id, attempt ORDER BY kafka_offset) = 1 AND completed
+), placed AS (
+    SELECT events."partition", events.kafka_offset, event_type, session_id, epoch, restart,
+           events.occurred_at > coalesce(closed_at, events.occurred_at) AS late
+    FROM log_segments AS events LEFT JOIN closed USING (group_id, attempt)
     WHERE event_type <> 'RewardAssigned'
+), owned AS (
+    SELECT *, max(epoch) OVER (PARTITION BY "partition", session_id ORDER BY kafka_offset
+                               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS current_epoch
+    FROM placed WHERE NOT late
 ), restarted AS (
     SELECT "partition", session_id, max(kafka_offset) AS restart_offset
     FROM owned
@@ -17,25 +27,14 @@ WITH owned AS (
 )
 SELECT owned."partition", owned.kafka_offset
 FROM owned LEFT JOIN restarted USING ("partition", session_id)
-WHERE owned.epoch < coalesce(current_epoch, owned.epoch) OR owned.kafka_offset < coalesce(restart_offset, -1);
+WHERE owned.epoch < coalesce(current_epoch, owned.epoch) OR owned.kafka_offset < coalesce(restart_offset, -1)
+UNION ALL SELECT "partition", kafka_offset FROM placed WHERE late;
 
 -- Versions by ordinal: the rank of their first publication.
 CREATE VIEW versions AS
 SELECT row_number() OVER (PARTITION BY policy_id ORDER BY kafka_offset) - 1 AS ordinal, policy_id, version, step, branch,
        occurred_at AS published_at, kafka_offset
 FROM (SELECT * FROM policy_published QUALIFY row_number() OVER (PARTITION BY policy_id, version ORDER BY kafka_offset) = 1);
-
--- Segments that count, in each session's valid history. `abandoned`: the same request came again after this answer was
--- done, so that the client never had it.
-CREATE VIEW live_segments AS
-SELECT *,
-       coalesce(max(received_at) OVER (
-           PARTITION BY parent_traj_id, parent_segment_index, request_digest ORDER BY segment_index
-           ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) >= done_at, false) AS abandoned
-FROM (
-    SELECT * FROM token_segments ANTI JOIN void_session_events USING ("partition", kafka_offset)
-    QUALIFY row_number() OVER (PARTITION BY parent_traj_id, segment_index ORDER BY kafka_offset) = 1
-);
 
 -- The end of each trajectory, from an event of its own or from its last segment; the first one counts.
 CREATE VIEW trajectory_ends AS
@@ -47,6 +46,20 @@ FROM (
     SELECT parent_traj_id, "end", occurred_at, "partition", kafka_offset FROM trajectory_ended
 ) ANTI JOIN void_session_events USING ("partition", kafka_offset)
 QUALIFY row_number() OVER (PARTITION BY parent_traj_id ORDER BY kafka_offset) = 1;
+
+-- Segments that count, in each session's valid history up to its end. `abandoned`: the same request came again after this
+-- answer was done, so that the client never had it.
+CREATE VIEW live_segments AS
+SELECT *,
+       coalesce(max(received_at) OVER (
+           PARTITION BY parent_traj_id, parent_segment_index, request_digest ORDER BY segment_index
+           ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) >= done_at, false) AS abandoned
+FROM (
+    SELECT token_segments.* FROM token_segments ANTI JOIN void_session_events USING ("partition", kafka_offset)
+    LEFT JOIN trajectory_ends USING (parent_traj_id)
+    WHERE segment_count IS NULL OR segment_index < segment_count
+    QUALIFY row_number() OVER (PARTITION BY parent_traj_id, segment_index ORDER BY kafka_offset) = 1
+);
 
 -- One row per version span of every live segment.
 CREATE VIEW version_spans AS
@@ -103,7 +116,8 @@ SELECT step, branch, batch_id, len(train_batches.groups) AS group_count,
        current_version, cutoff_version, short, cause_offset, occurred_at AS emitted_at
 FROM train_batches;
 
--- One row per trained token: lag in ordinals (below 0: a version that was never published), drift in nats.
+-- One row per trained token: lag in ordinals, drift in nats. A lag below 0 is none: the token's version was never
+-- published, or a rollback gave it up later.
 CREATE VIEW token_drift AS
 SELECT step, batch_id, group_id, attempt, parent_traj_id, lineage_id, lag, trainer_logprob, rollout_logprob,
        trainer_logprob - rollout_logprob AS logprob_drift

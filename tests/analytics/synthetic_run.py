@@ -108,10 +108,11 @@ class SyntheticRun:
             writer.write_table(pa.Table.from_pylist(rows, GROUP_PAYLOAD))
         store = PayloadStore(self.settings.payload_url)
         payload = store.put(RUN, group, attempt, sink.getvalue().to_pybytes(), GROUP_PAYLOAD_CODEC)
+        newest = max(one.occurred_at for made in trajectories for one in made)
         self.add(
             ev.identified(
                 ev.GroupCompleted(
-                    run_id=RUN, occurred_at=AT, group_id=group, attempt=attempt, payload=payload, sequences=len(rows),
+                    run_id=RUN, occurred_at=newest, group_id=group, attempt=attempt, payload=payload, sequences=len(rows),
                     trainable_tokens=sum(sum(row["loss_mask"]) for row in rows),
                     trajectories=tuple(facts(made) for made in trajectories),
                 )
@@ -165,10 +166,10 @@ class SyntheticRun:
             effect for offset, event in enumerate(self.control()) for effect in fold(state, offset, event)
         ]
 
-    def write(self, effects: Iterable[ev.Effect] | None = None) -> Path:
+    def write(self, effects: Iterable[ev.Effect] | None = None, snapshots: int = 1) -> Path:
         """Archive, settings.json and answers; `effects`: instead of the fold's own."""
         everything = [*self.events, *(self.effects() if effects is None else effects)]
-        write_archive(self.run_dir, everything)
+        write_archive(self.run_dir, everything, snapshots)
         (self.run_dir / "settings.json").write_text(self.settings.to_json())
         self.write_answers([one for made in self.segments.values() for one in made])
         return self.run_dir
@@ -188,7 +189,7 @@ class SyntheticRun:
         (answers / "worker-0.jsonl").write_text("".join(line + "\n" for line in lines))
 
 
-def write_archive(run_dir: Path, everything: Iterable[ev.Event], snapshots: int = 2) -> None:
+def write_archive(run_dir: Path, everything: Iterable[ev.Event], snapshots: int = 1) -> None:
     """Rows at the offsets that one partition per topic would give; a table's rows in several snapshots."""
     rows: dict[str, list[RawRow]] = {name: [] for name in TABLES}
     for event in everything:

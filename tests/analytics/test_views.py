@@ -19,7 +19,7 @@ from schemas.errors import ArchiveError
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_run(tmp_path_factory.mktemp("run")).write()
+    return small_run(tmp_path_factory.mktemp("run")).write(snapshots=2)
 
 
 def rows(run_dir: Path, query: str) -> list[tuple[object, ...]]:
