@@ -81,7 +81,10 @@ def _from_function(source: str, settings: Settings) -> Sequence[Mapping[str, Any
     except (ImportError, AttributeError) as missing:
         raise ConfigError(f"there is no dataset function {source}: {missing}", dataset=source) from missing
     arguments = (settings,) if inspect.signature(function).parameters else ()
-    prompts = function(*arguments)
+    try:
+        prompts = function(*arguments)
+    except Exception as failure:  # boundary: somebody else's code, whatever it raises
+        raise ConfigError(f"the dataset function {source} failed: {failure!r}", dataset=source) from failure
     if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
         raise ConfigError(
             f"{source} gives {type(prompts).__name__}, not a sequence of prompts", dataset=source
