@@ -45,6 +45,8 @@ class Assembler:
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._kafka = settings, settings.kafka
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[Exception | None] = self._loop.create_future()
         self._closed = ClosedAttempts()
         self._producer = AckProducer(settings.kafka, f"{settings.run.run_id}-assembler")
         self._follower = ClosedFollower(
@@ -54,8 +56,6 @@ class Assembler:
             AssemblyRules.of(settings), self._closed, PayloadStore(settings.payload_url, settings.payload.fsync),
             self._producer, system_clock, self.fail,
         )  # fmt: skip
-        self._loop = asyncio.get_running_loop()
-        self._end: asyncio.Future[Exception | None] = self._loop.create_future()
 
     def low_water(self, partition: int) -> int | None:
         """The offset to commit."""

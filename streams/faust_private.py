@@ -106,8 +106,11 @@ def is_current(app: faust.App, chunk: Chunk) -> bool:
 
 
 def read_to_end(app: faust.App, topic: str, partition: int, next_offset: int) -> bool:
-    """Whether a partition holds nothing behind `next_offset`, as far as the last fetch knows."""
-    end: int | None = _consumer(app).highwater(TP(topic, partition))
+    """Whether a partition of ours holds nothing behind `next_offset`, as far as the last fetch knows."""
+    consumer, place = _consumer(app), TP(topic, partition)
+    if place not in consumer.assignment():
+        return False
+    end: int | None = consumer.highwater(place)
     return end is not None and next_offset >= end
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from journal.event_log import EventFollower, read_events
 from journal.producer import AckProducer
-from journal.reader import Record, TopicReader, offsets_at_time
+from journal.reader import Record, TopicReader, end_offsets, offsets_at_time
 from schemas import events as ev
 from schemas import topics
 from schemas.errors import SchemaError, TransportError, UnknownEvent
@@ -125,3 +125,11 @@ def test_a_polled_follower_is_caught_up_when_it_handed_out_what_was_there(log: K
         events += [event for _, event in follower.poll(1.0)]
     assert events == [alarm(0), alarm(1)]
     follower.close()
+
+
+def test_end_offsets_of_several_topics(log: KafkaSettings) -> None:
+    fill(log, range(3))
+    ends = end_offsets(log, [topics.CONTROL, topics.SEGMENTS])
+    assert ends["control.v1", 0] == 3
+    assert sum(ends.values()) == 3
+    assert len(ends) == 1 + log.partitions

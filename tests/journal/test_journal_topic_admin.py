@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from journal.topic_admin import create_topics, number_of_partitions, wait_for_broker
+from journal.topic_admin import broker_setting, create_topics, number_of_partitions, wait_for_broker
 from schemas import topics
 from schemas.errors import ConfigError, TransportError
 from schemas.settings import KafkaSettings
@@ -38,3 +38,9 @@ def test_a_topic_that_would_delete_the_log_is_a_configuration_error(kafka: str) 
 def test_an_absent_broker_is_one_clear_error() -> None:
     with pytest.raises(TransportError, match=r"127\.0\.0\.1:1"):
         wait_for_broker(KafkaSettings(bootstrap_servers="127.0.0.1:1"), 0.3)
+
+
+@pytest.mark.broker
+def test_a_broker_says_its_settings(log: KafkaSettings) -> None:
+    assert int(broker_setting(log, "group.min.session.timeout.ms") or 0) > 0
+    assert broker_setting(log, "no.such.setting") is None
