@@ -237,6 +237,7 @@ class Supervisor:
         await asyncio.wait([task, self._failure], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
             self._failure.result()
         await task
 

@@ -31,7 +31,7 @@ class Display:
 
     def say(self, sentence: str) -> None:
         """Something that happened, above the table."""
-        self._console.print(sentence, markup=False, highlight=False)
+        self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
     def update(self) -> None:
         """Show the newest facts."""
