@@ -6,6 +6,7 @@ The label kept is the stripped one, everywhere. An unreal version neither advanc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -23,9 +24,12 @@ class VersionSpan(msgspec.Struct, frozen=True):
 
 def real_version(label: object) -> str | None:
     """The stripped label when it is real, else None. `0`, `default` and `-1.0` are real."""
-    if label is None:
-        return None
-    text = str(label).strip()
+    return None if label is None else _real_text(label if type(label) is str else str(label))
+
+
+@lru_cache(maxsize=4096)  # a run has few labels and asks for them with every trajectory
+def _real_text(label: str) -> str | None:
+    text = label.strip()
     return None if text.casefold() in UNREAL else text
 
 

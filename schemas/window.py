@@ -10,7 +10,7 @@ The window is a struct, so that a snapshot of the fold that owns it needs no sec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -77,10 +77,10 @@ class VersionWindow(msgspec.Struct):
         self._append(real)
         return True
 
-    def observe(self, labels: Iterable[object]) -> bool:
+    def observe(self, labels: Iterable[Hashable]) -> bool:
         """Versions of a completed or failed group were read; True if the window advanced."""
         advanced = False
-        for label in labels:
+        for label in dict.fromkeys(labels):
             real = real_version(label)
             if real is None or real in self.observed:
                 continue
@@ -120,7 +120,7 @@ class VersionWindow(msgspec.Struct):
     def judge(self, trajectory_versions: Sequence[object]) -> WindowFacts:
         """Judge one group by the versions of its trajectories; those without a real version have no say."""
         current, cutoff = self.current_index, self.cutoff_index
-        known = [self.index(label) for label in trajectory_versions]
+        known = [self.places.get(real) for real in map(real_version, trajectory_versions) if real is not None]
         places = [place for place in known if place is not None]
-        stale = self.keep_versions > 0 and any(place < cutoff for place in places)
-        return WindowFacts(stale, current, cutoff, tuple(current - place for place in places))
+        stale = self.keep_versions > 0 and min(places, default=cutoff) < cutoff
+        return WindowFacts(stale, current, cutoff, tuple([current - place for place in places]))

@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from schemas import events as ev
@@ -149,10 +149,8 @@ class _Fold:
 
     def _judge_pending(self) -> None:
         """Rule 3: the window advanced, so all that waits is judged again, in completion order."""
-        if not self.state.window.keep_versions:
-            return
-        judged = [(entry, self.state.window.judge(entry.versions)) for entry in self.state.pending.values()]
-        for entry, facts in judged:
+        judge = self.state.window.judge
+        for entry, facts in [(entry, judge(entry.versions)) for entry in self.state.pending.values()]:
             if facts.stale:
                 self._stale(entry.group.group_id, entry.group.attempt, facts)
 
@@ -293,12 +291,11 @@ class _Fold:
         return have >= self.settings.batch.size
 
     def _emit_batch(self, *, short: bool) -> None:
-        """The open request gets its groups: all are judged once more, then the batch, then their `kept`."""
-        self._judge_pending()
+        """The open request gets its groups: they are judged once more, then comes the batch, then their `kept`."""
         state, request = self.state, self.state.request
-        if request is None or not (state.pending if short else self._enough()):
-            return
         chosen = self._choose()
+        if request is None or not chosen or not (short or self._fill(entry for entry, _ in chosen)):
+            return
         window = state.window
         live = tuple(window.labels[window.cutoff_index :]) if window.keep_versions else ()
         self._emit(
@@ -306,7 +303,7 @@ class _Fold:
             batch_id=request.batch_id,
             step=request.step,
             branch=state.branch,
-            groups=tuple(entry.group for entry in chosen),
+            groups=tuple(entry.group for entry, _ in chosen),
             current_version=window.labels[-1] if window.labels else "",
             cutoff_version=live[0] if live else "",
             window=live,
@@ -314,29 +311,39 @@ class _Fold:
         )
         state.request = None
         state.steps += 1
-        for entry in chosen:
+        for entry, facts in chosen:
             group = entry.group
-            facts = window.judge(entry.versions)
             self._leave(group.group_id)
             state.finished[group.group_id] = None
             self._verdict(group.group_id, group.attempt, "kept", "trained", facts, batch_id=request.batch_id)
 
-    def _choose(self) -> list[PendingGroup]:
+    def _choose(self) -> list[tuple[PendingGroup, WindowFacts]]:
         """As many pending groups as the batch takes, in the sampler's order (ties: completion order)."""
-        order = iter(self.state.pending.values())
+        judge = self.state.window.judge
+        waiting: Iterable[PendingGroup] = list(self.state.pending.values())
         if self.settings.batch.sampler == "freshest_first":
-            judge = self.state.window.judge
-            order = iter(
-                sorted(order, key=lambda e: (max(judge(e.versions).gaps, default=0), e.completed_offset))
+            waiting = sorted(
+                waiting, key=lambda e: (max(judge(e.versions).gaps, default=0), e.completed_offset)
             )
-        chosen: list[PendingGroup] = []
-        size, have = self.settings.batch.size, 0
-        for entry in order:
-            chosen.append(entry)
-            have += 1 if self.settings.batch.by == "groups" else entry.group.sequences
-            if have >= size:
+        chosen: list[tuple[PendingGroup, WindowFacts]] = []
+        have = 0
+        for entry in waiting:
+            facts = judge(entry.versions)
+            if facts.stale:
+                self._stale(entry.group.group_id, entry.group.attempt, facts)
+                continue
+            chosen.append((entry, facts))
+            have += self._weight(entry)
+            if have >= self.settings.batch.size:
                 break
         return chosen
+
+    def _fill(self, entries: Iterable[PendingGroup]) -> bool:
+        return sum(map(self._weight, entries)) >= self.settings.batch.size
+
+    def _weight(self, entry: PendingGroup) -> int:
+        """What a group counts for in a batch."""
+        return 1 if self.settings.batch.by == "groups" else entry.group.sequences
 
     def _emit(self, effect: type[Effect], **fields: Any) -> None:
         state = self.state
