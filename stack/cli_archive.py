@@ -35,6 +35,13 @@ def sql(
         Console().print(rich_table(run_query(directory, query)))
 
 
+def report(run: Run) -> None:
+    """Print the report of a run, and write it as HTML and JSON into the run's directory."""
+    from analytics.report import write_report
+
+    write_report(find_run(run), Console())
+
+
 def whatif(
     run: Run,
     keep_versions: Annotated[str, typer.Option(help="Windows to compare, as 1,2,4 (0: off)")] = "0,1,2,4",
@@ -105,5 +112,5 @@ def _replay_to(directory: Path, new_run_id: str, bootstrap_servers: str) -> bool
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (sql, whatif, replay):
+    for command in (sql, report, replay, whatif):
         app.command()(command)

@@ -69,8 +69,8 @@ DIAL = Demo(
         "window": {"keep_versions": 2},
         "group": {"size": 8},
         "batch": {"size": 8},
-        "feeder": {"dataset": "rollout.tasks.dial:dataset", "epochs": 0, "max_outstanding_groups": 20},
-        "rollout": {"agent": "rollout.tasks.dial:agent", "concurrent_groups": 12},
+        "feeder": {"dataset": "rollout.tasks.dial:dataset", "epochs": 0, "max_outstanding_groups": 24},
+        "rollout": {"agent": "rollout.tasks.dial:agent", "concurrent_groups": 14},
         "engine": {"max_running": 128},
         "archive": {"flush_s": 10.0},
         "trainer": {
