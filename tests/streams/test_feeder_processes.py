@@ -181,3 +181,39 @@ def test_a_second_controller_waits_and_takes_over(kafka: str, tmp_path: Path, ch
         expected = [encode(effect) for effect in effects if topics.TOPIC_OF[type(effect)] is topic]
         assert [encode(effect) for effect in written(around, topic)] == expected
     around.close()
+
+
+def test_a_killed_broker_comes_back_and_the_run_goes_on(tmp_path: Path, children: list[Child]) -> None:
+    from stack.broker.embedded import EmbeddedKafka
+
+    broker = EmbeddedKafka(tmp_path / "broker")
+    broker.start()
+    try:
+        around = Surroundings(
+            broker.bootstrap_servers, tmp_path, uuid.uuid4().hex[:8], prompts=12, batch__size=2, group__size=2,
+            feeder__max_outstanding_groups=3,
+        )  # fmt: skip
+        around.begin()
+        children += [Child("streams.feeder", around.file), Child("streams.controller_app", around.file)]
+        around.run_until(lambda: len(around.all(ev.TrainBatch)) >= 2)
+        broker.kill()
+        broker.start()
+        around.run_until(lambda: bool(around.all(ev.EndOfBatches)) or restarted(children))
+        effects, _ = refolded(around)
+        for topic in (topics.VERDICTS, topics.BATCHES):
+            expected = [encode(effect) for effect in effects if topics.TOPIC_OF[type(effect)] is topic]
+            assert [encode(effect) for effect in written(around, topic)] == expected
+        assert len({e.group_id for e in around.all(ev.GroupAdmitted)}) == 12
+        around.close()
+    finally:
+        for child in children:
+            child.end()
+        broker.stop()
+
+
+def restarted(children: list[Child]) -> bool:
+    """What the supervisor does: who ended with an error starts again. Never a reason to stop waiting."""
+    for child in children:
+        if child.process.poll() not in (None, 0):
+            child.kill()
+    return False
