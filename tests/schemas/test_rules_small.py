@@ -166,7 +166,8 @@ def test_codes_are_unique_and_snake_case() -> None:
         (errors.StalenessExceeded("x"), 502), (errors.TrajectoryVersionChanged("x"), 502), (errors.GenerationPreempted("x"), 502),
         (errors.ContextOverflow("x"), 413), (errors.SessionConflict("x"), 409), (errors.TrajectoryClosed("x"), 409),
         (errors.TrajectoryGone("x"), 410), (errors.Overloaded("x"), 429), (errors.Overloaded("x", http_status=503), 503),
-        (errors.EngineUnavailable("x"), 503), (errors.EngineTimeout("x"), 504), (errors.EngineRejected("x", http_status=422), 422),
+        (errors.EngineUnavailable("x"), 503), (errors.EngineTimeout("x"), 504),
+        (errors.EngineRejected("x", http_status=422), 422),
         (errors.PublishFailed("x"), 503), (errors.PublishTimeout("x"), 503), (errors.StoreError("x"), 503),
     ],
 )  # fmt: skip
