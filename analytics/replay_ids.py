@@ -1,7 +1,7 @@
-"""Ids of a replayed event: every id that hashes the run's id is computed again for the new run.
+"""Ids and times of a replayed event: every id that hashes the run's id is computed again for the new run.
 
-Pure. What is no hash of the run (epochs, labels, free session ids, foreign group names) stays, so that two replays of one
-archive under one id are the same events.
+Pure. What is no hash of the run (epochs, labels, free session ids, foreign group names) stays. Times move by a shift that the
+caller chooses per attempt: live workers compare them with their clocks, and an old attempt would be timed out at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from schemas import events as ev
 from schemas import ids
 
 E = TypeVar("E", bound=ev.Event)
+TIMES = ("occurred_at", "received_at", "first_token_at", "done_at")
 CopyPayload = Callable[[ev.PayloadRef, str, int], ev.PayloadRef]
 
 
@@ -46,9 +47,12 @@ class ReplayIds:
             else group_id
         )
 
-    def rewrite(self, event: E) -> E:
-        """The same fact of the new run."""
-        changes: dict[str, Any] = {"run_id": self._new}
+    def rewrite(self, event: E, shift_us: int = 0) -> E:
+        """The same fact of the new run, `shift_us` later."""
+        changes: dict[str, Any] = {
+            name: getattr(event, name) + shift_us for name in TIMES if getattr(event, name, None) is not None
+        }
+        changes["run_id"] = self._new
         if getattr(event, "group_id", None) is not None:
             changes["group_id"] = self.group(event.group_id)  # type: ignore[attr-defined]
         if isinstance(event, ev.SessionEvent):

@@ -3,7 +3,8 @@
 The assembler's own results stay out: where one stood in the recorded control log, its attempt's segments are sent and the
 live result is awaited before the log goes on. So versions, requests and results meet in the recorded order, and a verdict
 differs only where results of one moment arrive in another order, or where time itself had decided (a time-out).
-The feeder's, trainer's and proxy's events come from the archive; those processes do not run.
+The feeder's, trainer's and proxy's events come from the archive; those processes do not run. Times are those of the replay:
+a control event occurs when it is put back, an attempt begins when its first event is.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from analytics.archived_log import (
 )
 from analytics.catalog import connect
 from analytics.replay_ids import ReplayIds
+from journal.clock import Clock, system_clock
 from journal.event_log import EventFollower
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
@@ -72,11 +74,13 @@ def replay_settings(run_dir: Path, new_run_id: str, directory: str | None = None
     return Settings.model_validate(tree)
 
 
-def replay_into(run_dir: Path, target: Settings, patience_s: float = 60.0) -> ReplayReport:
+def replay_into(
+    run_dir: Path, target: Settings, patience_s: float = 60.0, clock: Clock = system_clock
+) -> ReplayReport:
     """Put the run's archive into the target's topics (created when missing) and wait until the controller ended the run."""
     connection = connect(run_dir)
     try:
-        replay = _Replay(connection, run_dir, target, patience_s)
+        replay = _Replay(connection, run_dir, target, patience_s, clock)
     finally:
         connection.close()
     try:
@@ -87,11 +91,17 @@ def replay_into(run_dir: Path, target: Settings, patience_s: float = 60.0) -> Re
 
 class _Replay:
     def __init__(
-        self, connection: duckdb.DuckDBPyConnection, run_dir: Path, target: Settings, patience_s: float
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        run_dir: Path,
+        target: Settings,
+        patience_s: float,
+        clock: Clock,
     ) -> None:
         self._old_run = run_id_of(connection, run_dir)
         self._target = target
         self._patience_s = patience_s
+        self._clock = clock
         self._control = list(unique_events(connection, "control", self._old_run))
         sessions = live_session_events(connection, self._old_run)
         source = payload_store(run_dir, recorded_settings(connection, self._old_run))
@@ -139,14 +149,18 @@ class _Replay:
         first = _first(self._control, ev.RunConfigured)
         settings = self._target
         configured = msgspec.structs.replace(
-            first, run_id=settings.run.run_id, settings=settings.to_json(), settings_digest=settings.digest()
+            first,
+            run_id=settings.run.run_id,
+            settings=settings.to_json(),
+            settings_digest=settings.digest(),
+            occurred_at=self._clock(),
         )
         self._producer.publish(ev.identified(configured))
         self._sent_control += 1
 
     def _send_control(self, event: ev.Event) -> None:
         self._await_results()
-        self._producer.send(self._ids.rewrite(event))
+        self._producer.send(self._ids.rewrite(event, self._clock() - event.occurred_at))
         self._sent_control += 1
 
     def _result(self, event: ev.GroupCompleted | ev.GroupFailed) -> None:
@@ -158,8 +172,10 @@ class _Replay:
             self._awaited.append((self._ids.group(event.group_id), event.attempt))
 
     def _send_sessions(self, attempt: Attempt | None) -> None:
-        for event in self._sessions.pop(attempt, ()):
-            self._producer.send(self._ids.rewrite(event))
+        events = self._sessions.pop(attempt, [])
+        shift = self._clock() - events[0].occurred_at if events else 0
+        for event in events:
+            self._producer.send(self._ids.rewrite(event, shift))
             self._sent_sessions += 1
 
     def _await_results(self) -> None:
@@ -198,7 +214,7 @@ class _Replay:
             if recorded
             else ev.RunEnded(run_id="", occurred_at=last.occurred_at, reason="replay_ended")
         )
-        self._producer.send(self._ids.rewrite(end))
+        self._producer.send(self._ids.rewrite(end, self._clock() - end.occurred_at))
         self._sent_control += 1
         self._producer.flush()
         deadline = time.monotonic() + self._patience_s
