@@ -75,10 +75,9 @@ class ChunkReader:
         ids: Sequence[int] = event.get("output_ids") or ()
         if self.mode is None and known and total > known:
             self.mode = "cumulative" if len(ids) == total else "incremental"
-        if self.mode != "incremental" and len(ids) >= total:
-            first = known  # everything so far, of which we know the head
-        else:
-            first = max(0, len(ids) - (total - known))
+        # all output so far, of which we know the head; or what is new, which ends at the total
+        whole = self.mode != "incremental" and len(ids) >= total
+        first = known if whole else max(0, len(ids) - (total - known))
         if known + len(ids) - first < total:
             self.mode = None
             raise EngineUnavailable("the engine left out tokens of its stream", known=known, total=total)

@@ -171,13 +171,11 @@ class Engine:
             ) from broken
 
     async def _post(
-        self, path: str, body: Mapping[str, Any], timeout: aiohttp.ClientTimeout | None = None
+        self, path: str, body: Mapping[str, Any], limit: aiohttp.ClientTimeout | None = None
     ) -> tuple[int, Any]:
-        timeout = timeout or aiohttp.ClientTimeout(total=_CONTROL_S, sock_connect=_CONNECT_S)
+        limit = limit or aiohttp.ClientTimeout(total=_CONTROL_S, sock_connect=_CONNECT_S)
         try:
-            async with self._http.post(
-                self.base_url + path, data=orjson.dumps(body), timeout=timeout
-            ) as reply:
+            async with self._http.post(self.base_url + path, data=orjson.dumps(body), timeout=limit) as reply:
                 return reply.status, _json(await reply.read())
         except _BROKEN as broken:
             self.up = False

@@ -1,4 +1,4 @@
-"""The one gate before the engines: closed for a weight update or a pause, it holds every generation that wants to start or resume.
+"""The one gate before the engines: closed for a weight update or a pause, it holds what wants to start or resume.
 
 An engine cannot abort requests that wait behind its own pause, so nothing is sent to a paused engine. Several reasons may
 hold the gate at a time (an update inside a pause); it is open when none is left. A pause of one session holds only that.

@@ -208,6 +208,10 @@ class GenerationController:
         match decide(finish.get("type"), generation.left):
             case "complete":
                 generation.finish = {k: v for k, v in finish.items() if v is not None}
+                if finish.get("type") == "length":
+                    generation.finish["length"] = len(
+                        generation.output_ids
+                    )  # the engine counts its last call only
             case "length":
                 generation.finish = {"type": "length", "length": len(generation.output_ids)}
             case "resume":

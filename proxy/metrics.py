@@ -1,4 +1,4 @@
-"""Numbers of the proxy: Prometheus series under the names of `schemas.metric_names`, and the same as plain counts for `/v1/stats`."""
+"""Numbers of the proxy: Prometheus series named in `schemas.metric_names`, and the same as plain counts for `/v1/stats`."""
 
 from __future__ import annotations
 

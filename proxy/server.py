@@ -53,7 +53,11 @@ def main(settings: Settings) -> int:
     """Exit status: 0 after SIGTERM, 1 after an infrastructure error."""
     configure_logging("proxy")
     servers: list[Server] = []
-    app = build_app(settings, system_clock, lambda failure: servers[0].fail(failure))
+
+    def fail(failure: HoofprintError) -> None:
+        servers[0].fail(failure)
+
+    app = build_app(settings, system_clock, fail)
     configuration = uvicorn.Config(
         app,
         host=settings.proxy.host,

@@ -1,0 +1,112 @@
+"""The proxy in the test's own event loop, on a real broker, in front of scripted engines; and its log, read back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvicorn
+
+from journal.clock import system_clock
+from journal.event_log import read_events
+from journal.reader import TopicReader
+from proxy.app import Parts, build_app
+from schemas.errors import HoofprintError
+from schemas.events import Event
+from schemas.settings import Settings
+from schemas.topics import Topic
+
+PATIENCE_S = 20.0
+PREFIX = "proxytests"
+
+
+def settings_for(kafka: str, directory: Path, engines: list[str], **sections: dict[str, Any]) -> Settings:
+    """A run of its own at the shared broker."""
+    tree: dict[str, Any] = {
+        "run": {"run_id": f"run-{uuid.uuid4().hex[:10]}", "directory": str(directory)},
+        "kafka": {"bootstrap_servers": kafka, "topic_prefix": PREFIX},
+        "proxy": {"engines": engines},
+    }
+    for name, values in sections.items():
+        tree.setdefault(name, {}).update(values)
+    return Settings.model_validate(tree)
+
+
+async def until(condition: Callable[[], Any], what: str) -> Any:
+    """Poll with a deadline."""
+    for _ in range(int(PATIENCE_S / 0.01)):
+        found = condition()
+        if found:
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"waited in vain for: {what}")
+
+
+class Proxy:
+    """One proxy under test and a client of it."""
+
+    def __init__(self, parts: Parts, base: str, http: aiohttp.ClientSession) -> None:
+        self.parts = parts
+        self.base = base
+        self.http = http
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
+        url = path if path.startswith("http") else self.base + path
+        async with self.http.post(url, json=body, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    async def open(self, group: str = "g0", sample: int = 0, **more: Any) -> dict[str, Any]:
+        body = {
+            "kind": "train",
+            "group_id": group,
+            "attempt": 0,
+            "sample_index": sample,
+            "restart": True,
+            **more,
+        }
+        status, opened = await self.post("/sessions", body)
+        assert status == 200, opened
+        return opened
+
+    async def generate(
+        self, opened: dict[str, Any], ids: list[int], tokens: int = 5, **more: Any
+    ) -> tuple[int, dict[str, Any]]:
+        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": tokens}, **more}
+        return await self.post(opened["base_url"] + "/generate", body)
+
+
+@contextlib.asynccontextmanager
+async def running_proxy(settings: Settings) -> AsyncIterator[Proxy]:
+    failures: list[HoofprintError] = []
+    app = build_app(settings, system_clock, failures.append)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, http="httptools", lifespan="on", log_config=None, access_log=False
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.ensure_future(server._serve())
+    await until(lambda: server.started or serving.done(), "the server")
+    port = server.servers[0].sockets[0].getsockname()[1]
+    parts: Parts = app.state.parts
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        try:
+            await until(lambda: parts.control.ready and parts.registry.usable, "readiness")
+            yield Proxy(parts, f"http://127.0.0.1:{port}", http)
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def log_of(settings: Settings, topic: Topic, event_type: type[Event] | None = None) -> list[Any]:
+    """Events of the run in a topic, in log order per partition."""
+    reader = TopicReader(settings.kafka, [topic])
+    try:
+        events = [event for _, event in read_events(reader.read_to_end())]
+    finally:
+        reader.close()
+    mine = [e for e in events if e.run_id == settings.run.run_id]
+    return [e for e in mine if event_type is None or isinstance(e, event_type)]
