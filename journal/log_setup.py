@@ -15,7 +15,15 @@ import structlog
 
 from schemas.errors import HoofprintError
 
-_QUIET = ("aiokafka", "faust", "mode", "httpx", "asyncio", "uvicorn.access")
+_QUIET = {
+    "aiokafka": logging.CRITICAL,  # 35 lines a second while a broker is away; whoever needs it notices by itself
+    "faust": logging.WARNING,
+    "mode": logging.WARNING,
+    "httpx": logging.WARNING,  # one line per request, with the session token in its URL
+    "httpx2": logging.WARNING,
+    "asyncio": logging.WARNING,
+    "uvicorn.access": logging.WARNING,
+}
 
 
 def configure_logging(process: str) -> None:
@@ -47,8 +55,8 @@ def configure_logging(process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name, level in _QUIET.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def _dumps(event: Mapping[str, Any], **_: object) -> str:

@@ -55,9 +55,8 @@ def verdict_of(checks: Iterable[Check], console: Console) -> int:
     """Print every check; 0 when all held."""
     failed = []
     for check in checks:
-        console.print(
-            f"{'ok    ' if check.ok else 'FAILED'} {check.name}: {check.said}", markup=False, highlight=False
-        )
+        said = f"{'ok    ' if check.ok else 'FAILED'} {check.name}: {check.said}"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
         failed += [] if check.ok else [check.name]
     if failed:
         console.print(f"failed checks: {', '.join(failed)}", style="bold red", highlight=False)

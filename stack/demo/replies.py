@@ -9,6 +9,8 @@ import orjson
 from rich.table import Table
 
 SHOWN = 6
+AMONG = 32
+"""Shown evenly from so many at either end: the very first to arrive are the shortest."""
 
 
 def replies(run_directory: Path) -> list[str]:
@@ -26,6 +28,10 @@ def side_by_side(texts: Iterable[str]) -> Table:
     table = Table(title="first and last replies")
     table.add_column("before training", overflow="fold")
     table.add_column("after training", overflow="fold")
-    for first, last in zip(lines[:SHOWN], lines[-SHOWN:], strict=True):
+    for first, last in zip(_evenly(lines[:AMONG]), _evenly(lines[-AMONG:]), strict=True):
         table.add_row(first, last)
     return table
+
+
+def _evenly(lines: list[str]) -> list[str]:
+    return [lines[i * len(lines) // SHOWN] for i in range(SHOWN)] if len(lines) >= SHOWN else lines
