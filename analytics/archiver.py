@@ -214,6 +214,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
             archiver.take()
             if archiver.due():
                 archiver.flush()
+        archiver.flush()  # should the broker be gone already, what was read is safe
         rest = archiver.catch_up(archiver.end_offsets())
         log.info("archive is complete", last_records=rest)
     finally:

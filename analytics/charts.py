@@ -11,7 +11,8 @@ from html import escape
 from itertools import pairwise
 
 WIDTH, HEIGHT = 640, 240
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 56
+LABEL_Y, LINE = HEIGHT - 40, 13
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 60
 
@@ -29,8 +30,8 @@ def line_chart(points: Sequence[tuple[float, float]], x_label: str, y_label: str
         f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="2.5"><title>{_number(px)}: {_number(py)}</title></circle>'
         for (x, y), (px, py) in zip(at, points, strict=True)
     )
-    ends = f'<text x="{LEFT}" y="{HEIGHT - 26}">{_number(low_x)}</text>'
-    ends += f'<text class="end" x="{WIDTH - RIGHT}" y="{HEIGHT - 26}">{_number(high_x)}</text>'
+    ends = f'<text x="{LEFT}" y="{LABEL_Y}">{_number(low_x)}</text>'
+    ends += f'<text class="end" x="{WIDTH - RIGHT}" y="{LABEL_Y}">{_number(high_x)}</text>'
     return _frame(f'<polyline class="line" points="{path}"/>{marks}{ends}', ticks, x_label, y_label)
 
 
@@ -46,9 +47,17 @@ def bar_chart(bars: Sequence[tuple[str, float]], x_label: str, y_label: str) -> 
         drawn.append(
             f'<rect class="bar" x="{left + room * 0.12:.1f}" y="{top:.1f}" width="{room * 0.76:.1f}" '
             f'height="{max(0.0, HEIGHT - BOTTOM - top):.1f}"><title>{escape(label)}: {_number(value)}</title></rect>'
-            f'<text class="middle" x="{left + room / 2:.1f}" y="{HEIGHT - 26}">{escape(label)}</text>'
+            + _lines(label, left + room / 2)
         )
     return _frame("".join(drawn), ticks, x_label, y_label)
+
+
+def _lines(label: str, x: float) -> str:
+    """A label under its bar, a line per word."""
+    return "".join(
+        f'<text class="middle" x="{x:.1f}" y="{LABEL_Y + LINE * row}">{escape(word)}</text>'
+        for row, word in enumerate(label.split())
+    )
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -81,7 +90,7 @@ def _frame(inside: str, ticks: Sequence[float], x_label: str, y_label: str) -> s
 
 def _ticks(low: float, high: float) -> list[float]:
     """Round numbers that enclose [low, high], about four of them."""
-    if high <= low:
+    if high - low < 1e-12:
         high = low + 1.0
     raw = (high - low) / 4
     magnitude = 10.0 ** math.floor(math.log10(raw))

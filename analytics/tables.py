@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table
+from sqlalchemy.exc import SQLAlchemyError
 
 from analytics.columns import topic_schema
 from schemas.errors import ArchiveError, SnapshotConflict
@@ -98,7 +99,8 @@ class Archive:
         return {int(partition): int(offset) for partition, offset in json.loads(text).items()}
 
     def append(self, name: str, rows: pa.Table, next_offsets: Mapping[int, int]) -> None:
-        """Rows and offsets in one snapshot. Raises SnapshotConflict when somebody else wrote to the table."""
+        """Rows and offsets in one snapshot. Raises SnapshotConflict when somebody else wrote to the table, and
+        ArchiveError when it cannot be written (disk full); the table is then as it was."""
         table = self.table(name)
         assert table is not None
         offsets = json.dumps({str(partition): offset for partition, offset in sorted(next_offsets.items())})
@@ -108,6 +110,10 @@ class Archive:
             raise SnapshotConflict(
                 f"table {name} was written by somebody else: {conflict}", table=name
             ) from conflict
+        except (OSError, SQLAlchemyError) as problem:
+            raise ArchiveError(
+                f"table {name} cannot be written: {problem}", table=name, reason=str(problem)
+            ) from problem
 
     def data_files(self, name: str) -> list[Path]:
         """Data files of the current snapshot."""
