@@ -53,7 +53,11 @@ class Record(NamedTuple):
 
 
 class TopicReader:
-    """`start`: next offset to read per (topic.name, partition), missing = earliest. `partitions`: which, missing = all."""
+    """`start`: next offset to read per (topic.name, partition), missing = earliest. `partitions`: which, missing = all.
+
+    One thread at a time: the client's offset query never returns while another thread polls. `end_offsets` (the function)
+    has a connection of its own.
+    """
 
     def __init__(
         self,

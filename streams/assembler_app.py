@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 _TICK_S = 1.0
 _SESSION_S = 2.0
+_START_S = 20.0
 _STOP_S = 8.0
 
 
@@ -104,9 +105,14 @@ class Assembler:
         try:
             bind_to_running_loop(app)
             app.finalize()
-            await app.maybe_start()
+            async with asyncio.timeout(self._kafka.publish_timeout_s + _START_S):
+                await app.maybe_start()
             log.info("assembling", run_id=self._settings.run.run_id)
             await self._tick(app)
+        except TimeoutError:  # Faust waits for ever when the broker goes away while it starts
+            self._finish(
+                TransportError("Faust did not start", bootstrap_servers=self._kafka.bootstrap_servers)
+            )
         except Exception as error:  # noqa: BLE001 — process boundary, as above
             self._finish(error)
 
@@ -187,6 +193,7 @@ def build_app(settings: Settings, assembler: Assembler) -> faust.App:
 def main(settings: Settings) -> int:
     """Run until SIGTERM. ConfigError and TransportError before the start give their one line as well."""
     configure_logging("assembler")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the loop runs, nothing has to be put away
     import mode.loop
 
     mode.loop.use("uvloop")  # before Faust is imported

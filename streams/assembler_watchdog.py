@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import structlog
+
 from journal.reader import end_offsets
 from schemas import topics
 from schemas.errors import TransportError
@@ -18,6 +20,7 @@ from schemas.settings import KafkaSettings
 if TYPE_CHECKING:
     import faust
 
+log = structlog.get_logger()
 _LOOK_S = 10.0
 _STALL_S = 60.0
 
@@ -33,17 +36,26 @@ class Watchdog:
     ) -> None:
         self._kafka, self._next_offset, self._topic = kafka, next_offset, topic
         self._looked_at = time.monotonic()
+        self._away_since: float | None = None
         self._since: dict[int, tuple[int | None, float]] = {}
 
     async def look(self, app: faust.App) -> None:
-        """Now and then. TransportError: a partition of ours stands still."""
+        """Now and then. TransportError: a partition of ours stands still, or the broker stays away."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_S:
             return
         self._looked_at = now
         from streams.faust_private import committed_offsets
 
-        ends = await asyncio.to_thread(end_offsets, self._kafka, [self._topic])
+        try:
+            ends = await asyncio.to_thread(end_offsets, self._kafka, [self._topic])
+        except TransportError as away:
+            self._away_since = now if self._away_since is None else self._away_since
+            if time.monotonic() - self._away_since > self._kafka.publish_timeout_s:
+                raise
+            log.warning("broker_away", error=away)
+            return
+        self._away_since = None
         self.judge({partition: end for (_, partition), end in ends.items()}, committed_offsets(app), now)
 
     def judge(self, ends: dict[int, int], committed: dict[int, int | None], now: float) -> None:

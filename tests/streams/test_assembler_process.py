@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from assembler_sessions import group
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from journal.clock import system_clock
@@ -86,7 +87,10 @@ class Stage:
         """Members of the assemblers' group that have partitions."""
         name = f"{self.settings.kafka.topic_prefix}.run.assembler"
         admin = AdminClient({"bootstrap.servers": self.settings.kafka.bootstrap_servers})
-        described = admin.describe_consumer_groups([name])[name].result(20)
+        try:
+            described = admin.describe_consumer_groups([name])[name].result(20)
+        except KafkaException:  # the group's coordinator is not ready yet
+            return 0
         return sum(bool(member.assignment.topic_partitions) for member in described.members)
 
     def close(self) -> None:
