@@ -12,6 +12,7 @@ from rich.console import Console
 from schemas.errors import ConfigError
 from stack.run_directory import find_run
 
+_FILE_WIDTH = 160
 Run = Annotated[str, typer.Argument(help="Run directory, or the id of a run under ./runs.")]
 
 
@@ -32,7 +33,7 @@ def sql(
     elif query is None:
         sql_shell(directory)
     else:
-        Console().print(rich_table(run_query(directory, query)))
+        _console().print(rich_table(run_query(directory, query)))
 
 
 def report(run: Run) -> None:
@@ -54,7 +55,7 @@ def whatif(
         windows = [int(text) for text in keep_versions.split(",")]
     except ValueError:
         raise ConfigError(f"--keep-versions wants numbers with commas, not {keep_versions!r}") from None
-    Console().print(rich_table(fold_again(find_run(run), {"window.keep_versions": windows})))
+    _console().print(rich_table(fold_again(find_run(run), {"window.keep_versions": windows})))
 
 
 def replay(
@@ -108,6 +109,12 @@ def _replay_to(directory: Path, new_run_id: str, bootstrap_servers: str) -> bool
     for change in comparison.verdict_changes[:10]:
         typer.echo(f"  {change.group} attempt {change.attempt}: {change.before} became {change.after}")
     return comparison.ok and report.ended
+
+
+def _console() -> Console:
+    """Tables keep their shape in a file or a pipe, which have no width of their own."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_FILE_WIDTH)
 
 
 def add_to(app: typer.Typer) -> None:
