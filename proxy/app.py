@@ -75,9 +75,7 @@ class Parts:
         signer = TokenSigner(signing_key(proxy.admin_key, settings.run_directory), settings.run.run_id)
         claimant = f"{socket.gethostname()}-{os.getpid()}"
         self.recorder = Recorder(self.producer, store, self.table, settings, clock, self.metrics, claimant)
-        self.control = ControlView(
-            settings.run.run_id, lambda group, attempt: self.sessions.close_attempt(group, attempt)
-        )
+        self.control = ControlView(settings.run.run_id, self._close_attempt)
         recovery = Recovery(settings, self.recorder, store, signer, clock)
         self.access = SessionAccess(
             self.table, self.recorder, recovery, self.control, signer, self.limits, settings.run.run_id,
@@ -108,6 +106,9 @@ class Parts:
         self.operations = OperationsApi(
             self.registry, self.table, self.gate, self.control, self.limits, self.metrics, clock()
         )
+
+    def _close_attempt(self, group_id: str, attempt: int) -> None:
+        self.sessions.close_attempt(group_id, attempt)
 
     async def start(self) -> None:
         """Fold the log, bring the engines to the newest version, then watch. Serving begins before that, with 503."""

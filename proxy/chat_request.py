@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -137,10 +138,10 @@ def _call(call: object, where: str) -> dict[str, Any]:
         raise BadRequest(f"{where} must have function.name", field=where)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
+        with contextlib.suppress(
+            orjson.JSONDecodeError
+        ):  # a model's own broken arguments stay the text they were
             arguments = orjson.loads(arguments or "{}")
-        except orjson.JSONDecodeError:
-            pass  # a model's own broken arguments come back as the text they were
     return {**call, "function": {**function, "arguments": arguments if arguments is not None else {}}}
 
 

@@ -25,11 +25,11 @@ PATIENCE_S = 20.0
 PREFIX = "proxytests"
 
 
-def settings_for(kafka: str, directory: Path, engines: list[str], **sections: dict[str, Any]) -> Settings:
+def settings_for(broker: str, directory: Path, engines: list[str], **sections: dict[str, Any]) -> Settings:
     """A run of its own at the shared broker."""
     tree: dict[str, Any] = {
         "run": {"run_id": f"run-{uuid.uuid4().hex[:10]}", "directory": str(directory)},
-        "kafka": {"bootstrap_servers": kafka, "topic_prefix": PREFIX},
+        "kafka": {"bootstrap_servers": broker, "topic_prefix": PREFIX},
         "proxy": {"engines": engines},
     }
     for name, values in sections.items():

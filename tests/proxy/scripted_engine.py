@@ -38,6 +38,8 @@ class ScriptedEngine:
     updates: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     paused: bool = False
+    matched: str | None = None
+    """The stop string that the script ends with; else its last token is what matched."""
     late_finish: bool = False
     """The last token of the budget is out, but its end is not: an abort arrives first."""
     finish_in_abort: bool = False
@@ -159,7 +161,7 @@ class ScriptedEngine:
             else:
                 spans.append({"version": self.version, "start": at, "end": at + 1})
             if (wanted is not None and len(ids) == len(wanted)) or self.stop_after == len(ids):
-                finish = {"type": "stop", "matched": ids[-1]}
+                finish = {"type": "stop", "matched": self.matched or ids[-1]}
             elif len(ids) >= limit and self.late_finish:
                 await self._event(reply, body, ids, None, None)
                 await abort.wait()
