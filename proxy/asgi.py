@@ -13,8 +13,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
+import structlog
 
 from schemas.errors import BadRequest, HoofprintError, RolloutError
+
+log = structlog.get_logger(__name__)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -158,12 +161,20 @@ class Endpoint:
         except ClientGone:
             self._count(scope["path"], 499)
         except HoofprintError as error:
-            status, body, headers = self._render(error)
-            self._count(scope["path"], status)
-            if call.started:
-                await call.frame(event(body), last=True)
-            else:
-                await call.reply(body, status, headers)
+            await self._answer_error(call, error)
+        except (
+            Exception
+        ):  # the process boundary: a mistake of ours becomes one answer and one line in the log
+            log.exception("request_broke", path=scope["path"].rpartition("/")[2])
+            await self._answer_error(call, HoofprintError("the proxy made a mistake; its log says more"))
+
+    async def _answer_error(self, call: Call, error: HoofprintError) -> None:
+        status, body, headers = self._render(error)
+        self._count(call.scope["path"], status)
+        if call.started:
+            await call.frame(event(body), last=True)
+        else:
+            await call.reply(body, status, headers)
 
 
 async def while_connected(call: Call, work: Awaitable[Any]) -> Any:

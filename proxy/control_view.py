@@ -13,7 +13,7 @@ from collections.abc import Callable
 from journal.event_log import EventFollower
 from journal.reader import Record
 from schemas.errors import HoofprintError
-from schemas.events import Event, PolicyPublished, Verdict
+from schemas.events import Event, PolicyActivated, PolicyPublished, Verdict
 from schemas.settings import KafkaSettings
 from schemas.topics import CONTROL, VERDICTS
 
@@ -21,10 +21,12 @@ OnClosed = Callable[[str, int], None]
 
 
 class ControlView:
-    """`published`: checkpoint by label, in the order of publication. `closed`: attempts whose sessions get 410."""
+    """`published`: checkpoint by label, in the order of publication. `activated`: (version, engine). `closed`: attempts
+    whose sessions get 410."""
 
     def __init__(self, run_id: str, on_closed: OnClosed) -> None:
         self.published: dict[str, str | None] = {}
+        self.activated: set[tuple[str, str]] = set()
         self.closed: set[tuple[str, int]] = set()
         self.ready = False
         self._run_id = run_id
@@ -37,6 +39,8 @@ class ControlView:
             return
         if isinstance(event, PolicyPublished):
             self.published.setdefault(event.version, event.checkpoint_uri)
+        elif isinstance(event, PolicyActivated):
+            self.activated.add((event.version, event.engine_id))
         elif isinstance(event, Verdict) and event.outcome != "kept":
             self.closed.add((event.group_id, event.attempt))
             self._on_closed(event.group_id, event.attempt)

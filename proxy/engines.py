@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -153,7 +154,18 @@ class Engine:
             or _whole(info.get("max_total_num_tokens"))
             or self.context_length
         )
+        if self.vocab_size is None or self.context_length is None:
+            self._read_config()
         self.up = True
+
+    def _read_config(self) -> None:
+        """SGLang names neither of its own accord: the checkpoint does, where it can be seen from here."""
+        try:
+            config = orjson.loads((Path(self.model_path) / "config.json").read_bytes())
+        except (OSError, orjson.JSONDecodeError):
+            return
+        self.vocab_size = self.vocab_size or _whole(config.get("vocab_size"))
+        self.context_length = self.context_length or _whole(config.get("max_position_embeddings"))
 
     async def _get(self, path: str) -> dict[str, Any]:
         try:

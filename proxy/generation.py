@@ -126,6 +126,7 @@ class Generation:
         call, self._call = self._call, None
         assert call is not None
         self._spans = append_spans(self._spans, call.spans_so_far(), len(self._ids))
+        self.preemptions += max(0, len(call.spans_so_far()) - 1)  # an engine that held it over an update
         first = not self._ids
         self._ids += call.output_ids
         self._logprobs += call.logprobs

@@ -11,6 +11,9 @@ from schemas.metric_names import ProxyMetric
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
+_FIELDS = 64
+"""Clients choose the names: so many become label values, the rest is `other`."""
+
 
 class Metrics:
     """One process's metrics; `counts` are what `/v1/stats` says."""
@@ -46,6 +49,7 @@ class Metrics:
                 ("hoofprint_open_sessions", "Open sessions"),
             )
         }
+        self._ignored_names: set[str] = set()
         self._by_request: dict[tuple[str, int], Any] = {}
 
     def _counter(self, name: ProxyMetric, text: str, *labels: str) -> Counter:
@@ -98,7 +102,10 @@ class Metrics:
 
     def ignored(self, field: str) -> None:
         """An advisory or unknown field came with a request."""
-        self._ignored.labels(field[:64]).inc()
+        known = field in self._ignored_names or len(self._ignored_names) < _FIELDS
+        if known:
+            self._ignored_names.add(field)
+        self._ignored.labels(field[:64] if known else "other").inc()
         self.counts["ignored_fields"] += 1
 
     def times(self, engine_s: float, log_s: float, own_s: float) -> None:

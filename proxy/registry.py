@@ -8,7 +8,7 @@ while that is usable, for its prefix cache.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -20,12 +20,19 @@ log = structlog.get_logger(__name__)
 _PROBE_S = 1.0
 
 
+async def _quietly(_engine: Engine) -> None:
+    pass
+
+
 class EngineRegistry:
-    """`wanted`: (version, checkpoint) that every engine must have; None: as they are."""
+    """`wanted`: (version, checkpoint) that every engine must have; None: as they are. `newest`: what the log has published;
+    `joined`: told of every engine that comes into rotation."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
         self.wanted: tuple[str, str] | None = None
+        self.newest: Callable[[], tuple[str, str] | None] = lambda: None
+        self.joined: Callable[[Engine], Awaitable[None]] = _quietly
         self.updating = asyncio.Lock()
 
     @property
@@ -72,6 +79,7 @@ class EngineRegistry:
             log.info("engine_brought_up_to_date", engine=engine.engine_id, version=version)
         await engine.go_on()
         engine.in_rotation = True
+        await self.joined(engine)
 
     async def watch(self) -> None:
         """Until cancelled: notice engines that went or came back."""
@@ -88,6 +96,10 @@ class EngineRegistry:
             behind = self.wanted is not None and engine.version != self.wanted[0]
             if not was_up or behind or not engine.in_rotation:
                 async with self.updating:
+                    if not self.usable:
+                        self.wanted = (
+                            self.newest() or self.wanted
+                        )  # an update found no engine: it is made up for now
                     await self.join(engine)
                 log.info("engine_joined", engine=engine.engine_id, version=engine.version)
         except HoofprintError as away:

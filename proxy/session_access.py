@@ -8,8 +8,9 @@ opened so or its headers name group, attempt and sample; else its kind is `free`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from journal.clock import Clock
@@ -43,7 +44,7 @@ class SessionAccess:
         self._run_id = run_id
         self._admin_key = admin_key
         self._clock = clock
-        self._recovering: dict[str, asyncio.Future[None]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
 
     # -- who asks ------------------------------------------------------------------------------------
 
@@ -107,34 +108,43 @@ class SessionAccess:
 
     async def open_session(self, identity: Identity, token: SessionToken | None) -> Session:
         """From memory, or from the log. TrajectoryClosed, TrajectoryGone, StalenessExceeded, …: it has ended."""
-        name = identity.session_id
-        while name in self._recovering:
-            await asyncio.shield(self._recovering[name])
-        session = self.table.open.get(name)
+        session = self.table.open.get(identity.session_id)
         if session is None:
-            ended = self.table.ended.get(name)
-            if ended is not None:
-                raise end_error(ended.identity, ended.end)
-            self.check_attempt(identity)
-            self._limits.check_sessions(len(self.table.open))
-            session = await self._recover(identity, token)
-            session.check_open()
+            async with self._claiming(identity.session_id):
+                session = await self._find(identity, token)
         session.used_at = self._clock()
         return session
 
-    async def _recover(self, identity: Identity, token: SessionToken | None) -> Session:
-        name = identity.session_id
-        others: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._recovering[name] = others
+    async def _find(self, identity: Identity, token: SessionToken | None) -> Session:
+        session = self.table.open.get(identity.session_id)
+        if session is not None:
+            return session  # another call has recovered it meanwhile
+        ended = self.table.ended.get(identity.session_id)
+        if ended is not None:
+            raise end_error(ended.identity, ended.end)
+        self.check_attempt(identity)
+        self._limits.check_sessions(len(self.table.open))
+        session = await self._recover(identity, token)
+        session.check_open()
+        return session
+
+    @contextlib.asynccontextmanager
+    async def _claiming(self, name: str) -> AsyncIterator[None]:
+        """One claim of a session at a time: of two in a row the later one would be void in the log, but not here."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
         try:
-            session, _ = await self._recovery.recover(identity, token)
-            end = session.end
-            self.table.add(session)
-            if end is not None:
-                self.table.finish(session, end)
+            async with lock:
+                yield
         finally:
-            del self._recovering[name]
-            others.set_result(None)
+            if not lock.locked() and self._locks.get(name) is lock:
+                del self._locks[name]
+
+    async def _recover(self, identity: Identity, token: SessionToken | None) -> Session:
+        session, _ = await self._recovery.recover(identity, token)
+        end = session.end
+        self.table.add(session)
+        if end is not None:
+            self.table.finish(session, end)
         return session
 
     # -- opening -------------------------------------------------------------------------------------
@@ -143,6 +153,10 @@ class SessionAccess:
         """A session from scratch. Opening one that is open returns it; `restart` voids whatever there was."""
         self.check_ready()
         self.check_attempt(identity)
+        async with self._claiming(identity.session_id):
+            return await self._open_new(identity, restart=restart, attributes=attributes)
+
+    async def _open_new(self, identity: Identity, *, restart: bool, attributes: str | None) -> Session:
         name = identity.session_id
         old, ended = self.table.open.get(name), self.table.ended.get(name)
         if old is not None and not restart:

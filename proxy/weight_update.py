@@ -68,6 +68,8 @@ class WeightUpdates:
         self._strategy = settings.proxy.update_strategy
         self._quiesce_s = settings.proxy.quiesce_timeout_s
         self._clock = clock
+        registry.newest = control.newest
+        registry.joined = self._announce
 
     async def at_start(self) -> None:
         """What a killed proxy may have left: engines of other versions, or paused. Engines that are away join later."""
@@ -84,6 +86,8 @@ class WeightUpdates:
         """The whole update. NotQuiesced; EngineUnavailable: no engine took it; TransportError: it cannot be published."""
         async with self._registry.updating:
             if self._is_active(version):
+                for engine in self._registry.usable:
+                    await self._announce(engine)
                 return Outcome(version, [e.engine_id for e in self._registry.usable], {}, 0, True, 0.0, [])
             await self._publish(version, checkpoint, step)
             begin = time.perf_counter()
@@ -162,20 +166,25 @@ class WeightUpdates:
         for engine in targets:
             engine.in_rotation = engine.engine_id not in failed
 
+    async def _announce(self, engine: Engine) -> None:
+        """An engine has the wanted version, and the log does not know it yet."""
+        wanted = self._registry.wanted
+        known = (engine.version, engine.engine_id) in self._control.activated
+        if wanted is not None and engine.version == wanted[0] and not known:
+            await self._activated(Outcome(engine.version, [engine.engine_id], {}, 0, True, 0.0, []))
+
     async def _activated(self, outcome: Outcome) -> None:
         for engine_id in outcome.activated:
-            await self._producer.apublish(
-                identified(
-                    PolicyActivated(
-                        run_id=self._run_id,
-                        occurred_at=self._clock(),
-                        version=outcome.version,
-                        engine_id=engine_id,
-                        preempted=outcome.preempted,
-                        pause_ms=outcome.pause_ms,
-                    )
-                )
+            event = PolicyActivated(
+                run_id=self._run_id,
+                occurred_at=self._clock(),
+                version=outcome.version,
+                engine_id=engine_id,
+                preempted=outcome.preempted,
+                pause_ms=outcome.pause_ms,
             )
+            await self._producer.apublish(identified(event))
+            self._control.fold(event)
 
 
 async def _all(engines: list[Engine], work: Any) -> dict[str, str]:

@@ -278,6 +278,22 @@ async def test_a_restarted_proxy_brings_engines_to_the_newest_version_and_ends_a
     assert reply["meta_info"]["hoofprint"]["versions"] == ["v2"]
 
 
+async def test_a_published_version_that_nobody_activated_is_activated_at_the_start(
+    broker: str, tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    settings = settings_for(broker, tmp_path, [engine.url])
+    event = PolicyPublished(
+        run_id=settings.run.run_id, occurred_at=1, version="v9", checkpoint_uri="/checkpoints/v9"
+    )
+    producer = AckProducer(settings.kafka, "test")
+    await asyncio.to_thread(producer.publish, identified(event))
+    await asyncio.to_thread(producer.close)
+    async with running_proxy(settings) as proxy:
+        assert (await update(proxy, "v9"))[1]["activated"] == [proxy.parts.registry.engines[0].engine_id]
+    assert engine.updates == ["v9"]
+    assert [e.version for e in await read(settings, CONTROL, PolicyActivated)] == ["v9"]
+
+
 async def test_a_pause_holds_new_requests_and_preempts_running_ones(
     broker: str, tmp_path: Path, engine: ScriptedEngine
 ) -> None:
