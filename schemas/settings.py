@@ -93,6 +93,12 @@ class Settings(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _there_is_something_to_wait_for(self) -> Settings:
+        if self.staleness.mode == "wait" and not self.window.keep_versions:
+            raise ValueError("staleness.mode = wait needs a window: window.keep_versions is 0")
+        return self
+
     @property
     def run_directory(self) -> Path:
         """<directory>/<run_id>."""

@@ -74,7 +74,10 @@ class WindowSettings(Section):
 
 
 class StalenessSettings(Section):
-    """Rules 4, 5 and 6."""
+    """Rules 4, 5 and 6, and how admission and the window share the work."""
+
+    mode: Literal["drop", "wait", "pace"] = "drop"
+    """drop: only the window acts. wait: no group is admitted that could leave the window. pace: at the trainer's rate."""
 
     partial_rollout: bool = True
     """Whether a trajectory may go on under another version (off: rule 5 refuses it)."""
@@ -121,6 +124,8 @@ class FeederSettings(Section):
     """Admitted groups without a terminal verdict."""
     eta: int | None = Field(default=None, ge=0)
     """If set, at most (eta + v + 1) * batch size groups may be admitted while v versions were trained."""
+    oversample: float = Field(default=1.0, ge=1, le=16)
+    """With eta or pace: so many times the groups of a batch may run, because filters will drop some of them."""
     dataset: str = ""
     """JSONL file, or module:function giving prompts; empty: the task's own."""
     epochs: int = Field(default=1, ge=0)
@@ -128,7 +133,7 @@ class FeederSettings(Section):
     shuffle: bool = True
     """Shuffle each pass with the run's seed."""
     start_timeout_s: float = Field(default=600.0, gt=0)
-    """A requested group that nobody started in this time fails (not_started)."""
+    """A requested group of which the log shows no session after this time fails (not_started)."""
 
 
 class ProxySettings(Section):

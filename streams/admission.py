@@ -1,4 +1,5 @@
-"""Admission, pure: which attempts may go out now, from the facts of the log alone.
+"""Admission, pure: what the log says about prompts, attempts, batches and versions. How many new groups that allows stands
+in `admission_bounds`.
 
 The resume position is the set of prompts that were admitted, never a counter: groups finish out of order, stale ones leave
 gaps, and a restart must neither skip nor repeat a prompt. Folding the log again gives the same `AdmissionState`, so the
@@ -6,18 +7,23 @@ bound after a restart equals the bound before it.
 
 Invariants:
 * a prompt of a dataset pass is admitted once; its retries are attempts of the same group;
-* retries go before new prompts (their group holds its place already, so that they starve nobody);
-* admitted groups without a terminal verdict stay within the limit, whatever happens.
+* retries go before new prompts. Their group holds its place already and has at most `max_retries` of them, so that a place
+  comes free after `max_retries + 1` attempts whatever fails: nobody is starved.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from schemas import events as ev
 from schemas.ids import stable_id
+from schemas.versions import real_version
+from streams.trainer_pace import TrainerPace
+
+_ADMISSIONS_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +43,29 @@ class Admission:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Settings of the bound. `batch_size` counts groups, or sequences of groups of `group_size` trajectories."""
-
-    max_outstanding_groups: int
-    batch_size: int
-    by: Literal["groups", "sequences"] = "groups"
-    group_size: int = 8
-    eta: int | None = None
-
-    @property
-    def batch_groups(self) -> int:
-        """Groups of one optimizer step when every trajectory gives one sequence."""
-        return self.batch_size if self.by == "groups" else -(-self.batch_size // self.group_size)
-
-
 @dataclass(slots=True)
 class OpenGroup:
-    """An admitted group without a terminal verdict. `running`: no end of its attempt was seen yet."""
+    """An admitted group without a terminal verdict. `running`: no end of its attempt was seen yet.
+
+    `ordinal`: no trajectory of the attempt is older. At its admission the version that engines had then, once it is
+    complete the oldest of its trajectories' versions.
+    """
 
     prompt: Prompt
     attempt: int
+    admitted_at: int
+    ordinal: int = 0
     running: bool = True
     sequences: int = 0
 
 
 @dataclass(slots=True)
 class AdmissionState:
-    """Fold of `control.v1`, verdicts and the end mark. Every method may be told a fact any number of times."""
+    """Fold of `control.v1`, verdicts and batches. Every method may be told a fact any number of times.
+
+    `new_at`: when the newest groups were admitted first. `ordinals`: of published versions. `published_steps`: the newest step
+    whose version was published, on the branch that survives.
+    """
 
     run_id: str
     activated: bool = False
@@ -76,7 +76,13 @@ class AdmissionState:
     retries: dict[str, int] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     kept_groups: int = 0
+    dropped_groups: int = 0
+    new_at: deque[int] = field(default_factory=lambda: deque(maxlen=_ADMISSIONS_KEPT))
     trained_steps: int = 0
+    ordinals: dict[str, int] = field(default_factory=dict)
+    active: str | None = None
+    published_steps: int = 0
+    pace: TrainerPace = field(default_factory=TrainerPace)
     branch: str = ""
     branches: set[str] = field(default_factory=set)
     open_request: str | None = None
@@ -102,27 +108,45 @@ class AdmissionState:
         known = self.open_groups.get(event.group_id)
         if event.group_id in self.finished or (known is not None and known.attempt >= event.attempt):
             return
-        self.open_groups[event.group_id] = OpenGroup(prompt, event.attempt)
+        if event.attempt == 0:
+            self.new_at.append(event.occurred_at)
+        self.open_groups[event.group_id] = OpenGroup(
+            prompt, event.attempt, event.occurred_at, self.active_ordinal
+        )
         if self.retries.get(event.group_id, event.attempt + 1) <= event.attempt:
             del self.retries[event.group_id]
 
     def on_completed(self, event: ev.GroupCompleted) -> None:
         """The attempt runs no longer; its group waits for a verdict."""
-        self._attempt_ended(event.group_id, event.attempt, event.sequences)
+        ordinals = [self.ordinals.get(real_version(t.version) or "") for t in event.trajectories]
+        known = [ordinal for ordinal in ordinals if ordinal is not None]
+        self._attempt_ended(event.group_id, event.attempt, event.sequences, min(known, default=0))
 
     def on_failed(self, event: ev.GroupFailed) -> None:
         """The same."""
         self._attempt_ended(event.group_id, event.attempt, 0)
 
-    def _attempt_ended(self, group_id: str, attempt: int, sequences: int) -> None:
+    def _attempt_ended(self, group_id: str, attempt: int, sequences: int, ordinal: int = 0) -> None:
         group = self.open_groups.get(group_id)
         if group is not None and group.attempt == attempt and group.running:
             group.running, group.sequences = False, sequences
+            group.ordinal = max(group.ordinal, ordinal)
 
     def on_batch_requested(self, event: ev.BatchRequested) -> None:
         """The trainer waits for a batch."""
+        self.pace.asked(event.branch, event.step, event.occurred_at)
         if event.branch == self.branch and event.batch_id not in self.emitted:
             self.open_request = event.batch_id
+
+    def on_batch(self, event: ev.TrainBatch) -> None:
+        """The request is answered."""
+        self.pace.began(event.branch, event.step, event.occurred_at)
+        self._answered(event.batch_id)
+
+    def _answered(self, batch_id: str) -> None:
+        self.emitted.add(batch_id)
+        if batch_id == self.open_request:
+            self.open_request = None
 
     def on_step_completed(self, event: ev.StepCompleted) -> None:
         """v of the bound."""
@@ -135,10 +159,32 @@ class AdmissionState:
             self.branches.add(event.branch)
             self.branch, self.open_request = event.branch, None
             self.trained_steps = min(self.trained_steps, event.to_step)
+            self.published_steps = min(self.published_steps, event.to_step)
 
-    def on_activated(self, _event: ev.PolicyActivated) -> None:
-        """An engine generates: rollouts can start."""
+    def on_published(self, event: ev.PolicyPublished) -> None:
+        """The next ordinal, once per label. A trainer that does not say its step publishes one version per step."""
+        real = real_version(event.version)
+        if real is None or real in self.ordinals:
+            return
+        self.ordinals[real] = len(self.ordinals)
+        if event.branch == self.branch:
+            said = event.step if event.step is not None else self.ordinals[real]
+            self.published_steps = max(self.published_steps, said)
+
+    def on_activated(self, event: ev.PolicyActivated) -> None:
+        """An engine generates: rollouts can start. All engines change within one pause, so the last one speaks for all."""
         self.activated = True
+        self.active = real_version(event.version)
+
+    @property
+    def active_ordinal(self) -> int:
+        """Of the version that engines have; 0 for a label that nobody published."""
+        return self.ordinals.get(self.active or "", 0)
+
+    @property
+    def coming_ordinal(self) -> int:
+        """Of the newest version once every batch that was emitted is trained and published."""
+        return len(self.ordinals) - 1 + max(0, len(self.emitted) - self.published_steps)
 
     def on_dataset_ended(self, _event: ev.DatasetEnded) -> None:
         """Said once already."""
@@ -151,9 +197,7 @@ class AdmissionState:
     def on_verdict(self, event: ev.Verdict) -> None:
         """Frees the place, or asks for the next attempt."""
         if event.batch_id is not None:
-            self.emitted.add(event.batch_id)
-            if event.batch_id == self.open_request:
-                self.open_request = None
+            self._answered(event.batch_id)
         if event.group_id in self.finished:
             return
         if event.outcome == "retry":
@@ -163,6 +207,7 @@ class AdmissionState:
             return
         self.finished.add(event.group_id)
         self.kept_groups += event.outcome == "kept"
+        self.dropped_groups += event.outcome == "dropped"
         self.open_groups.pop(event.group_id, None)
         self.retries.pop(event.group_id, None)
 
@@ -173,29 +218,6 @@ class AdmissionState:
             for group_id, group in self.open_groups.items()
             if group.running and group_id not in self.retries and (group_id, group.attempt) not in requested
         ]
-
-    def free_places(self, limits: Limits) -> int:
-        """How many new groups may be admitted now.
-
-        With `eta`: groups that went or may still go into training are at most (eta + v + 1) * B after v trained steps
-        (dropped ones count no longer, or the bound would starve the batch).
-        """
-        free = limits.max_outstanding_groups - len(self.open_groups)
-        if limits.eta is not None:
-            bound = (limits.eta + self.trained_steps + 1) * limits.batch_groups
-            free = min(free, bound - self.kept_groups - len(self.open_groups))
-        if free <= 0:
-            return int(self._starves(limits))
-        return free
-
-    def _starves(self, limits: Limits) -> bool:
-        """A request is open, nothing runs, and what is complete does not fill the batch: with a batch counted in
-        sequences, groups that gave fewer than expected would otherwise hold the run for ever."""
-        groups = self.open_groups.values()
-        if self.open_request is None or self.retries or any(group.running for group in groups):
-            return False
-        have = len(groups) if limits.by == "groups" else sum(group.sequences for group in groups)
-        return have < limits.batch_size
 
     def next_retries(self) -> list[Admission]:
         """Attempts that a verdict asked for, first asked first."""
@@ -213,6 +235,8 @@ _HANDLERS: dict[type[ev.Event], Callable[[AdmissionState, Any], None]] = {
     ev.GroupCompleted: AdmissionState.on_completed,
     ev.GroupFailed: AdmissionState.on_failed,
     ev.Verdict: AdmissionState.on_verdict,
+    ev.TrainBatch: AdmissionState.on_batch,
+    ev.PolicyPublished: AdmissionState.on_published,
     ev.BatchRequested: AdmissionState.on_batch_requested,
     ev.StepCompleted: AdmissionState.on_step_completed,
     ev.RolledBack: AdmissionState.on_rolled_back,

@@ -1,4 +1,4 @@
-"""The feeder: keeps groups in flight under the admission bound, and acts on retries. It alone admits.
+"""The feeder: keeps groups in flight under the admission bound, acts on retries, and ends what nobody started. It alone admits.
 
 All its knowledge is the log: `control.v1`, the verdicts and the end mark, folded from the start into `AdmissionState`. It
 keeps nothing, so a restart stands exactly where the log stands. `GroupAdmitted` is acknowledged before `GroupRequested` is
@@ -26,8 +26,11 @@ from schemas import ids, topics
 from schemas.arrow import REQUEST_CODEC
 from schemas.errors import ConfigError, HoofprintError
 from schemas.settings import KafkaSettings, Settings
-from streams.admission import Admission, AdmissionState, Limits, Prompt, PromptOrder
+from streams.admission import Admission, AdmissionState, Prompt, PromptOrder
+from streams.admission_bounds import Limits, free_places
 from streams.feeder_dataset import load_prompts, prompt_digest, prompt_text
+from streams.segment_look import SegmentLook
+from streams.start_watch import StartWatch
 
 log = structlog.get_logger()
 _POLL_S = 0.2
@@ -53,13 +56,7 @@ class Feeder:
         self._store = store
         self._clock = clock
         feeder = settings.feeder
-        self._limits = Limits(
-            feeder.max_outstanding_groups,
-            settings.batch.size,
-            settings.batch.by,
-            settings.group.size,
-            feeder.eta,
-        )
+        self._limits = Limits.of(settings)
         self._digests: dict[int, str] = {}
         self.state = AdmissionState(self._run_id)
         order = PromptOrder(len(prompts), feeder.epochs, shuffle=feeder.shuffle, seed=settings.run.seed)
@@ -98,13 +95,22 @@ class Feeder:
         if state.ended or not state.activated:
             return 0
         attempts = state.next_retries()
-        free = 0 if state.dataset_ended else min(state.free_places(self._limits), _AT_ONCE)
+        free = 0
+        if not state.dataset_ended:
+            free = min(free_places(state, self._limits, self._clock()), _AT_ONCE)
         attempts += [Admission(prompt, None, 0) for prompt in self._take(free)]
         if attempts:
             self._admit(attempts)
         if not state.dataset_ended and self._peek() is None:
             self._end_dataset()
         return len(attempts)
+
+    def end(self, failures: Sequence[ev.GroupFailed]) -> None:
+        """Attempts that the feeder itself ends: the controller decides what becomes of their groups."""
+        self._publish(failures)
+        for event in failures:
+            self.state.fold(event)
+            log.warning("attempt_ended", group_id=event.group_id, attempt=event.attempt, reason=event.reason)
 
     def _take(self, count: int) -> Iterator[Prompt]:
         for _ in range(count):
@@ -218,8 +224,12 @@ def feed(settings: Settings, stop: threading.Event) -> None:
         log.info(
             "feeding", prompts=len(prompts), admitted=feeder.state.admitted_groups, requested_again=again
         )
+        watch = StartWatch(
+            settings.run.run_id, settings.feeder.start_timeout_s, SegmentLook(settings), system_clock()
+        )
         while not stop.is_set() and not feeder.state.ended:
             feeder.step()
+            feeder.end(list(watch.failures(feeder.state, system_clock())))
             _fold_all(feeder, follower)
         log.info("stopping", admitted=feeder.state.admitted_groups, ended=feeder.state.ended)
     finally:

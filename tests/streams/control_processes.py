@@ -95,6 +95,7 @@ class Surroundings:
         self.follower = EventFollower(self.settings.kafka, topics.ALL_TOPICS)
         self.seen: list[Event] = []
         self.fails: Callable[[ev.GroupRequested], bool] = lambda _request: False
+        self.ignores: Callable[[ev.GroupRequested], bool] = lambda _request: False
 
     def begin(self) -> None:
         settings = self.settings
@@ -120,7 +121,7 @@ class Surroundings:
             assert time.monotonic() < deadline, [type(event).__name__ for event in self.seen[-20:]]
             for _, event in self.follower.poll(0.2):
                 self.seen.append(event)
-                if isinstance(event, ev.GroupRequested):
+                if isinstance(event, ev.GroupRequested) and not self.ignores(event):
                     self._roll_out(event)
                 elif isinstance(event, ev.TrainBatch):
                     self._train(event)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from schemas import events as ev
 from schemas.events import Event, identified
 from schemas.ids import batch_id, group_id
-from streams.admission import Admission, AdmissionState, Limits, Prompt, PromptOrder
+from streams.admission import Admission, AdmissionState, Prompt, PromptOrder
+from streams.admission_bounds import Limits, free_places
 
 
 def admitted(index: int, attempt: int = 0, epoch: int = 0) -> ev.GroupAdmitted:
@@ -87,7 +88,7 @@ def test_f18_dropped_groups_are_terminal_and_the_position_moves_past_them() -> N
     state = state_of([*map(admitted, range(4)), *[verdict(i, "dropped") for i in range(4)]])
     assert state.open_groups == {}
     assert next_prompts(state, 6) == [(0, 4), (0, 5)]
-    assert state.free_places(Limits(4, 2)) == 4
+    assert free_places(state, Limits(4, 2), 0) == 4
 
 
 def test_an_attempt_with_an_end_or_a_newer_attempt_is_not_requested_again() -> None:
@@ -105,7 +106,7 @@ def test_an_attempt_with_an_end_or_a_newer_attempt_is_not_requested_again() -> N
 def test_retries_keep_their_place_and_go_in_the_order_of_their_verdicts() -> None:
     state = state_of([activated(), *map(admitted, range(4)), verdict(2, "retry"), verdict(0, "retry")])
     assert [(a.prompt.prompt_index, a.attempt) for a in state.next_retries()] == [(2, 1), (0, 1)]
-    assert state.free_places(Limits(4, 2)) == 0
+    assert free_places(state, Limits(4, 2), 0) == 0
     state.fold(admitted(2, 1))
     assert [a.prompt.prompt_index for a in state.next_retries()] == [0]
 
@@ -130,13 +131,13 @@ def test_f1_the_bound_is_eta_plus_trained_steps_plus_one_batches_and_a_restart_r
     log += [verdict(i, "kept", step=i // 2 + 1) for i in range(kept)]
     log += [step_completed(step + 1) for step in range(steps)]
     limits = Limits(6, 2, eta=eta)
-    assert state_of(log).free_places(limits) == free
-    assert state_of(log + log).free_places(limits) == free
+    assert free_places(state_of(log), limits, 0) == free
+    assert free_places(state_of(log + log), limits, 0) == free
 
 
 def test_dropped_groups_do_not_count_for_the_bound() -> None:
     log = [*map(admitted, range(4)), *[verdict(i, "dropped") for i in range(4)]]
-    assert state_of(log).free_places(Limits(8, 2, eta=0)) == 2
+    assert free_places(state_of(log), Limits(8, 2, eta=0), 0) == 2
 
 
 def test_a_roll_back_takes_trained_steps_away_and_old_ones_do_not_come_back() -> None:
@@ -153,13 +154,13 @@ def test_a_batch_by_sequences_that_stays_short_lets_one_more_group_in() -> None:
     ends = [completed(group_id(RUN, 0, i), ["v", "v", "v", "v"], sequences=3) for i in range(2)]
     log: list[Event] = [admitted(0), admitted(1), ends[0]]
     state = state_of(log)
-    assert state.free_places(limits) == 0
+    assert free_places(state, limits, 0) == 0
     state.fold(ends[1])
-    assert state.free_places(limits) == 0
+    assert free_places(state, limits, 0) == 0
     state.fold(requested(1))
-    assert state.free_places(limits) == 1
+    assert free_places(state, limits, 0) == 1
     state.fold(admitted(2))
-    assert state.free_places(limits) == 0
+    assert free_places(state, limits, 0) == 0
 
 
 def test_a_full_batch_that_only_waits_for_its_verdicts_lets_nothing_in() -> None:
@@ -169,7 +170,7 @@ def test_a_full_batch_that_only_waits_for_its_verdicts_lets_nothing_in() -> None
         admitted(1),
         *[completed(group_id(RUN, 0, i), ["v", "v"]) for i in range(2)],
     ]
-    assert state_of(log).free_places(Limits(2, 2)) == 0
+    assert free_places(state_of(log), Limits(2, 2), 0) == 0
 
 
 def test_every_pass_is_a_permutation_of_its_own_that_depends_on_the_seed() -> None:
