@@ -342,8 +342,6 @@ def test_errors_keep_their_detail_over_the_log() -> None:
         reason="partial_rollout_staleness_exceeded",
         detail='{"message":"m","versions":["a","b"]}',
     )
-    from proxy.sessions import end_error
-
     error = end_error(
         Identity("s", "t", "free"), msgspec.json.decode(msgspec.json.encode(end), type=EndFacts)
     )

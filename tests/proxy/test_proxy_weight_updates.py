@@ -10,6 +10,7 @@ import pytest
 from proxy_rig import Proxy, log_of, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine, token_at
 
+from journal.producer import AckProducer
 from schemas.events import (
     PolicyActivated,
     PolicyPublished,
