@@ -30,6 +30,7 @@ from schemas.settings_sections import (
     KafkaSettings,
     PayloadSettings,
     ProxySettings,
+    RetrySettings,
     RolloutSettings,
     RunSettings,
     Section,
@@ -48,6 +49,7 @@ __all__ = [
     "KafkaSettings",
     "PayloadSettings",
     "ProxySettings",
+    "RetrySettings",
     "RolloutSettings",
     "RunSettings",
     "Section",
@@ -74,6 +76,7 @@ class Settings(BaseModel):
     window: WindowSettings = WindowSettings()
     staleness: StalenessSettings = StalenessSettings()
     group: GroupSettings = GroupSettings()
+    retry: RetrySettings = RetrySettings()
     batch: BatchSettings = BatchSettings()
     feeder: FeederSettings = FeederSettings()
     proxy: ProxySettings = ProxySettings()

@@ -99,9 +99,20 @@ class GroupSettings(Section):
     on_stale: Literal["drop", "requeue"] = "drop"
     """What becomes of a stale group; a requeue counts as a retry."""
     min_live_trajectories: int = Field(default=0, ge=0)
-    """0: one failed trajectory fails the group. k: the group lives as long as k trajectories can still be good."""
+    """0: one failed trajectory fails the group. k: it lives as long as k can be good, and k must have tokens to train."""
     drop_zero_variance: bool = False
     """Drop groups whose rewards are all equal (DAPO dynamic sampling)."""
+    filter: str = Field(default="", pattern=r"^$|^[\w.]+:\w+$")
+    """module:function of a GroupCompleted that returns whether to keep it; must decide by the event alone."""
+
+
+class RetrySettings(Section):
+    """What retries may cost."""
+
+    policy: Literal["always", "budget"] = "always"
+    """always: up to group.max_retries. budget: and only while retries stay within their share of all tokens."""
+    share: float = Field(default=0.2, gt=0, le=1)
+    """With budget: tokens of retries, expected ones included, over all tokens; beyond: dropped(retry_cost)."""
 
 
 class BatchSettings(Section):

@@ -12,14 +12,16 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from schemas import events as ev
 from schemas.events import BatchGroup, Effect, Event
 from schemas.versions import real_version
 from schemas.window import VersionWindow, WindowFacts
+from streams.control_batches import choose, enough, fills
 from streams.control_state import ControlState, FoldSettings, OpenRequest, PendingGroup, fold_settings
+from streams.group_filters import load_filter, refusal
 
 NO_FACTS = WindowFacts(False, -1, 0, ())
 
@@ -27,7 +29,8 @@ NO_FACTS = WindowFacts(False, -1, 0, ())
 def fold(state: ControlState, offset: int, event: Event) -> list[Effect]:
     """Take one record of `control.v1` into `state` (changed in place) and return what it causes, in order.
 
-    Raises IncompatibleEvent, with the state as it was, for a RunConfigured whose settings cannot be read.
+    Raises IncompatibleEvent, with the state as it was, for a RunConfigured whose settings cannot be read, and ConfigError for
+    a group filter that is not there or does not work.
     """
     if offset < state.next_offset:
         return []
@@ -58,6 +61,8 @@ def _configure(state: ControlState, event: ev.RunConfigured) -> None:
     if state.settings is not None:
         return
     settings = fold_settings(event)
+    if settings.group.filter:
+        load_filter(settings.group.filter)
     state.window = VersionWindow(settings.window.keep_versions, settings.window.order)
     state.settings = settings
     state.policy_id = event.policy_id
@@ -72,6 +77,10 @@ class _Fold:
         self.offset = offset
         self.occurred_at = occurred_at
         self.effects: list[Effect] = []
+
+    @property
+    def _budgeted(self) -> bool:
+        return self.settings.retry.policy == "budget"
 
     # --- groups ---
 
@@ -91,6 +100,8 @@ class _Fold:
         else:
             state.count("admitted")
             state.running[group] = event.attempt
+            if self._budgeted:
+                state.costs.admitted(group, event.prompt_index)
             if state.end_reason is not None:  # it crossed the end on its way into the log
                 self.drop(group, event.attempt, state.end_reason, NO_FACTS)
 
@@ -98,14 +109,14 @@ class _Fold:
         """Judged on arrival; what may be trained on waits for a batch."""
         if not self._is_first_end(event):
             return
+        if self._budgeted:
+            self.state.costs.ended(event.group_id, event.attempt, event.trajectories, complete=True)
         versions = self._observe(event.trajectories)
         facts = self.state.window.judge(versions)
         if facts.stale:
             self._stale(event.group_id, event.attempt, facts)
-        elif event.sequences == 0:
-            self.drop(event.group_id, event.attempt, "no_sequences", facts)
-        elif self.settings.group.drop_zero_variance and _zero_variance(event.trajectories):
-            self.drop(event.group_id, event.attempt, "zero_variance", facts)
+        elif (reason := refusal(event, self.settings.group)) is not None:
+            self.drop(event.group_id, event.attempt, reason, facts)
         else:
             del self.state.running[event.group_id]
             group = BatchGroup(
@@ -123,8 +134,11 @@ class _Fold:
         """Its versions advance the window, too; then it is tried again or given up."""
         if not self._is_first_end(event):
             return
+        if self._budgeted:
+            self.state.costs.ended(event.group_id, event.attempt, event.trajectories, complete=False)
         versions = self._observe(event.trajectories)
-        self._again(event.group_id, event.attempt, event.reason, self.state.window.judge(versions))
+        facts = self.state.window.judge(versions)
+        self._again(event.group_id, event.attempt, event.reason, facts, event.trajectories)
 
     def _is_first_end(self, event: ev.GroupCompleted | ev.GroupFailed) -> bool:
         """Rule 7: the first terminal event of an attempt wins, and only an admitted attempt has one."""
@@ -160,10 +174,21 @@ class _Fold:
         else:
             self.drop(group, attempt, "stale", facts)
 
-    def _again(self, group: str, attempt: int, reason: str, facts: WindowFacts) -> None:
-        """Retry while there are retries left; a requeued stale group uses them up as well."""
+    def _again(
+        self,
+        group: str,
+        attempt: int,
+        reason: str,
+        facts: WindowFacts,
+        known: Sequence[ev.TrajectoryFacts] = (),
+    ) -> None:
+        """Retry while there are retries and budget left; a requeued stale group uses them up as well."""
         if attempt >= self.settings.group.max_retries:
             self.drop(group, attempt, "retry_exhausted", facts)
+            return
+        costs = self.state.costs
+        if self._budgeted and not costs.take(group, costs.expected(group, known), self.settings.retry.share):
+            self.drop(group, attempt, "retry_cost", facts)
             return
         self._leave(group)
         self.state.retrying[group] = attempt + 1
@@ -171,9 +196,15 @@ class _Fold:
 
     def drop(self, group: str, attempt: int, reason: str, facts: WindowFacts) -> None:
         """Terminal."""
+        self._finish(group)
+        self._verdict(group, attempt, "dropped", reason, facts)
+
+    def _finish(self, group: str) -> None:
+        """A terminal verdict follows."""
         self._leave(group)
         self.state.finished[group] = None
-        self._verdict(group, attempt, "dropped", reason, facts)
+        if self._budgeted:
+            self.state.costs.left(group)
 
     def _leave(self, group: str) -> PendingGroup | None:
         """Take a group out of wherever it stands."""
@@ -264,14 +295,14 @@ class _Fold:
     def settle(self) -> None:
         """What the record made possible: batches, and the end of the dataset."""
         state = self.state
-        if state.request is not None and self._enough():
+        if state.request is not None and enough(state, self.settings.batch):
             self._emit_batch(short=False)
         if (
             not state.dataset_ended
             or state.end_reason is not None
             or state.running
             or state.retrying
-            or self._enough()
+            or enough(state, self.settings.batch)
         ):
             return
         if state.pending and self.settings.batch.short_last:
@@ -285,16 +316,13 @@ class _Fold:
 
     # --- batches ---
 
-    def _enough(self) -> bool:
-        by_groups = self.settings.batch.by == "groups"
-        have = len(self.state.pending) if by_groups else self.state.pending_sequences
-        return have >= self.settings.batch.size
-
     def _emit_batch(self, *, short: bool) -> None:
         """The open request gets its groups: they are judged once more, then comes the batch, then their `kept`."""
         state, request = self.state, self.state.request
-        chosen = self._choose()
-        if request is None or not chosen or not (short or self._fill(entry for entry, _ in chosen)):
+        chosen, stale = choose(state, self.settings.batch)
+        for entry, facts in stale:
+            self._stale(entry.group.group_id, entry.group.attempt, facts)
+        if request is None or not chosen or not (short or fills(chosen, self.settings.batch)):
             return
         window = state.window
         live = tuple(window.labels[window.cutoff_index :]) if window.keep_versions else ()
@@ -313,37 +341,8 @@ class _Fold:
         state.steps += 1
         for entry, facts in chosen:
             group = entry.group
-            self._leave(group.group_id)
-            state.finished[group.group_id] = None
+            self._finish(group.group_id)
             self._verdict(group.group_id, group.attempt, "kept", "trained", facts, batch_id=request.batch_id)
-
-    def _choose(self) -> list[tuple[PendingGroup, WindowFacts]]:
-        """As many pending groups as the batch takes, in the sampler's order (ties: completion order)."""
-        judge = self.state.window.judge
-        waiting: Iterable[PendingGroup] = list(self.state.pending.values())
-        if self.settings.batch.sampler == "freshest_first":
-            waiting = sorted(
-                waiting, key=lambda e: (max(judge(e.versions).gaps, default=0), e.completed_offset)
-            )
-        chosen: list[tuple[PendingGroup, WindowFacts]] = []
-        have = 0
-        for entry in waiting:
-            facts = judge(entry.versions)
-            if facts.stale:
-                self._stale(entry.group.group_id, entry.group.attempt, facts)
-                continue
-            chosen.append((entry, facts))
-            have += self._weight(entry)
-            if have >= self.settings.batch.size:
-                break
-        return chosen
-
-    def _fill(self, entries: Iterable[PendingGroup]) -> bool:
-        return sum(map(self._weight, entries)) >= self.settings.batch.size
-
-    def _weight(self, entry: PendingGroup) -> int:
-        """What a group counts for in a batch."""
-        return 1 if self.settings.batch.by == "groups" else entry.group.sequences
 
     def _emit(self, effect: type[Effect], **fields: Any) -> None:
         state = self.state
@@ -359,12 +358,6 @@ class _Fold:
                 )
             )
         )
-
-
-def _zero_variance(trajectories: Sequence[ev.TrajectoryFacts]) -> bool:
-    """Whether all rewards that would enter the group's statistics are equal: its advantages are exactly 0."""
-    rewards = {t.reward for t in trajectories if t.status != "failed" and t.reward is not None}
-    return len(rewards) <= 1
 
 
 # StepCompleted, PolicyActivated and Alarm decide nothing here: a step's batch left when it was requested.

@@ -8,6 +8,7 @@ Invariants:
   admitted yet), `pending` (complete, waits for a batch) and `finished` (has its terminal verdict);
 * `pending` is in completion order, and no group in it is outside the window;
 * `void` holds the ids of ignored events alone (accepted ones are known by what they changed), so that it stays small;
+* `costs` is kept with `retry.policy = budget` alone;
 * `request` is None or the one open request, on the branch that survives.
 """
 
@@ -21,6 +22,7 @@ import msgspec
 from schemas.errors import CorruptPayload, IncompatibleEvent
 from schemas.events import BatchGroup, RunConfigured
 from schemas.window import VersionWindow, WindowOrder
+from streams.retry_cost import RetryCosts
 
 DIGEST_SIZE = hashlib.sha256().digest_size
 
@@ -38,6 +40,8 @@ class GroupChoice(msgspec.Struct, frozen=True):
     max_retries: int
     on_stale: Literal["drop", "requeue"]
     drop_zero_variance: bool
+    min_live_trajectories: int = 0
+    filter: str = ""
 
 
 class BatchChoice(msgspec.Struct, frozen=True):
@@ -49,16 +53,24 @@ class BatchChoice(msgspec.Struct, frozen=True):
     short_last: bool
 
 
+class RetryChoice(msgspec.Struct, frozen=True):
+    """Settings `retry.*`."""
+
+    policy: Literal["always", "budget"] = "always"
+    share: float = 0.2
+
+
 class FoldSettings(msgspec.Struct, frozen=True):
     """The part of a run's settings that the fold reads; other keys of the recorded JSON have no say here.
 
     Read from the JSON directly and not through `Settings`: a log must fold the same after a setting of some other part
-    came or went.
+    came or went, and one from before a setting came folds as it did then.
     """
 
     window: WindowChoice
     group: GroupChoice
     batch: BatchChoice
+    retry: RetryChoice = RetryChoice()
 
 
 def fold_settings(event: RunConfigured) -> FoldSettings:
@@ -106,6 +118,7 @@ class ControlState(msgspec.Struct):
     steps: int = 0
     dataset_ended: bool = False
     end_reason: str | None = None
+    costs: RetryCosts = msgspec.field(default_factory=RetryCosts)
     void: dict[str, None] = {}
     counters: dict[str, int] = {}
 

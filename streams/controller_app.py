@@ -24,6 +24,7 @@ from streams.assembler_watchdog import Watchdog
 from streams.control_output import read_buried, read_written
 from streams.control_worker import ControllerWorker, RawRecord
 from streams.faust_process import FaustProcess, make_app
+from streams.group_filters import load_filter
 
 if TYPE_CHECKING:
     import faust
@@ -117,8 +118,10 @@ def _say(effects: Sequence[Event]) -> None:
 
 
 def main(settings: Settings) -> int:
-    """Run until SIGTERM. ConfigError and TransportError before the start give their one line as well."""
+    """Run until SIGTERM. A TransportError before the start gives its one line as well. ConfigError: no such group filter."""
     configure_logging("controller")
+    if settings.group.filter:
+        load_filter(settings.group.filter)
     import mode.loop
 
     mode.loop.use("uvloop")  # before Faust is imported

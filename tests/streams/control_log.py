@@ -34,7 +34,12 @@ def configured(run_id: str = RUN, **sets: Any) -> ev.RunConfigured:
     )
 
 
-def admitted(group: str, attempt: int = 0, run_id: str = RUN) -> ev.GroupAdmitted:
+def keeps_odd_lengths(event: ev.GroupCompleted) -> bool:
+    """A filter of a user."""
+    return event.trajectories[0].output_tokens % 2 == 1
+
+
+def admitted(group: str, attempt: int = 0, run_id: str = RUN, prompt: int = 0) -> ev.GroupAdmitted:
     return identified(
         ev.GroupAdmitted(
             run_id=run_id,
@@ -42,7 +47,7 @@ def admitted(group: str, attempt: int = 0, run_id: str = RUN) -> ev.GroupAdmitte
             group_id=group,
             attempt=attempt,
             group_size=2,
-            prompt_index=0,
+            prompt_index=prompt,
             dataset_epoch=0,
             prompt_digest="d",
         )
@@ -50,7 +55,14 @@ def admitted(group: str, attempt: int = 0, run_id: str = RUN) -> ev.GroupAdmitte
 
 
 def trajectory(
-    group: str, attempt: int, index: int, version: str, reward: float | None
+    group: str,
+    attempt: int,
+    index: int,
+    version: str,
+    reward: float | None,
+    tokens: int = 3,
+    context: int = 2,
+    status: ev.TrajectoryStatus = "completed",
 ) -> ev.TrajectoryFacts:
     return ev.TrajectoryFacts(
         parent_traj_id=stable_id(group, attempt, index),
@@ -58,12 +70,12 @@ def trajectory(
         version=version,
         versions=(version,) if version else (),
         reward=reward,
-        status="completed",
+        status=status,
         reason="done",
         segments=1,
         sequences=1,
-        output_tokens=3,
-        context_tokens=2,
+        output_tokens=tokens,
+        context_tokens=context,
         preemptions=0,
         abandoned_segments=0,
         tokens_digest="00",
@@ -79,6 +91,9 @@ def completed(
     sequences: int | None = None,
     rewards: Sequence[float] = (),
     at: int = 3,
+    tokens: int = 3,
+    context: int = 2,
+    failures: int = 0,
 ) -> ev.GroupCompleted:
     given = rewards or [float(index) for index in range(len(versions))]
     return identified(
@@ -91,7 +106,16 @@ def completed(
             sequences=len(versions) if sequences is None else sequences,
             trainable_tokens=6,
             trajectories=tuple(
-                trajectory(group, attempt, index, version, reward)
+                trajectory(
+                    group,
+                    attempt,
+                    index,
+                    version,
+                    reward,
+                    tokens,
+                    context,
+                    "failed" if index < failures else "completed",
+                )
                 for index, (version, reward) in enumerate(zip(versions, given, strict=True))
             ),
         )
@@ -186,10 +210,19 @@ _ATTEMPTS = st.integers(0, 2)
 _VERSIONS = st.sampled_from(["v1", "v2", "v3", "v4", "", "unknown"])
 _EVENTS = st.one_of(
     st.builds(admitted, _GROUPS, _ATTEMPTS),
-    st.builds(admitted, _GROUPS),
+    st.builds(admitted, _GROUPS, prompt=st.integers(0, 1)),
     st.builds(completed, _GROUPS, st.lists(_VERSIONS, min_size=2, max_size=2), _ATTEMPTS),
     st.builds(completed, _GROUPS, st.lists(_VERSIONS, min_size=2, max_size=2)),
     st.builds(completed, _GROUPS, st.just(("v1", "v2")), rewards=st.just((1.0, 1.0))),
+    st.builds(
+        completed,
+        _GROUPS,
+        st.just(("v1", "v2")),
+        _ATTEMPTS,
+        tokens=st.integers(0, 40),
+        context=st.integers(0, 40),
+        failures=st.integers(0, 2),
+    ),
     st.builds(failed, _GROUPS, _ATTEMPTS, st.lists(_VERSIONS, max_size=2)),
     st.builds(published, _VERSIONS),
     st.builds(requested, st.integers(1, 6)),
@@ -211,6 +244,10 @@ def logs(draw: st.DrawFn) -> list[Event]:
                 "group__on_stale": st.sampled_from(["drop", "requeue"]),
                 "group__max_retries": st.integers(0, 2),
                 "group__drop_zero_variance": st.booleans(),
+                "group__min_live_trajectories": st.integers(0, 2),
+                "group__filter": st.sampled_from(["", "control_log:keeps_odd_lengths"]),
+                "retry__policy": st.sampled_from(["always", "budget"]),
+                "retry__share": st.sampled_from([0.1, 0.5, 1.0]),
                 "batch__by": st.sampled_from(["groups", "sequences"]),
                 "batch__size": st.integers(1, 3),
                 "batch__sampler": st.sampled_from(["fifo", "freshest_first"]),
