@@ -38,7 +38,6 @@ class ChunkReader:
         self._seen: list[VersionSpan] = []
         self._buffer = b""
         self._pending: bytes | None = None
-        self._events = 0
 
     def feed(self, data: bytes) -> bool:
         """Bytes from the engine; whether there is something new. UpstreamError: the engine says so itself."""
@@ -60,7 +59,6 @@ class ChunkReader:
             self._parse(raw)
 
     def _take(self, payload: bytes) -> None:
-        self._events += 1
         if self.mode == "cumulative" and not payload.startswith(b'{"error"'):
             self._pending = payload  # the latest wins
         else:

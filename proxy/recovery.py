@@ -57,8 +57,8 @@ class Recovery:
         self._queue: list[_Wanted] = []
         self._reading: asyncio.Task[None] | None = None
 
-    async def recover(self, identity: Identity, token: SessionToken | None) -> tuple[Session, bool]:
-        """The session under a new claim, and whether the log knew it."""
+    async def recover(self, identity: Identity, token: SessionToken | None) -> Session:
+        """The session under a new claim, with all that the log has of it."""
         known = token.epoch if token is not None else 0
         for _ in range(_CLAIMS):
             epoch = max(self._clock(), known + 1)
@@ -66,7 +66,7 @@ class Recovery:
             start = token.offset if token is not None else -1
             history = read_log(await self._events(identity, start, position))
             if history.epoch < epoch:
-                return await self._rebuild(identity, epoch, position, token, history), history.epoch > 0
+                return await self._rebuild(identity, epoch, position, token, history)
             known = history.epoch
         raise SessionConflict("another proxy keeps claiming the session", session_id=identity.session_id)
 

@@ -140,7 +140,7 @@ class SessionAccess:
                 del self._locks[name]
 
     async def _recover(self, identity: Identity, token: SessionToken | None) -> Session:
-        session, _ = await self._recovery.recover(identity, token)
+        session = await self._recovery.recover(identity, token)
         end = session.end
         self.table.add(session)
         if end is not None:

@@ -51,7 +51,6 @@ class Session:
         self.identity = identity
         self.epoch = epoch
         self.token = token
-        self.opened_at = now
         self.used_at = now
         self.next_index = 0
         self.started = False

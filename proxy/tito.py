@@ -36,7 +36,6 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.eos_token_id: int | None = tokenizer.eos_token_id
-        self.special_ids = frozenset(tokenizer.all_special_ids)
 
     def render(
         self,

@@ -11,6 +11,7 @@ import pytest
 from proxy_rig import log_of, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine, token_at
 
+from proxy.log_fold import read_log
 from schemas.events import RewardAssigned, SessionClaimed, TokenSegment, TrajectoryEnded, TrajectoryStarted
 from schemas.settings import Settings
 from schemas.tokens import ids_of, logprobs_of
@@ -340,6 +341,17 @@ async def test_opening_again_gives_the_same_session_and_restart_a_new_one(
     claims = await asyncio.to_thread(log_of, settings, SEGMENTS, SessionClaimed)
     assert [claim.restart for claim in claims] == [True, True]
     assert claims[0].epoch < claims[1].epoch
+
+
+async def test_openings_at_the_same_time_leave_a_session_whose_events_are_valid(
+    broker: str, tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    settings = settings_for(broker, tmp_path, [engine.url])
+    async with running_proxy(settings) as proxy:
+        opened = await asyncio.gather(*(proxy.open() for _ in range(5)))
+        assert (await proxy.generate(opened[0], [1]))[0] == 200
+    log = read_log(await asyncio.to_thread(log_of, settings, SEGMENTS))
+    assert sorted(log.segments) == [0]
 
 
 async def test_keys(broker: str, tmp_path: Path, engine: ScriptedEngine) -> None:
