@@ -13,7 +13,7 @@ from rich.table import Table
 
 from stack.demo.facts import RunFacts
 
-_WIDTH = 60
+_WIDTH = 44
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
