@@ -58,7 +58,7 @@ class AssemblerWorker:
         self._producer, self._clock, self._on_failure = producer, clock, on_failure
         self._partitions: dict[int, assembly.Assembly] = {}
         self._acknowledged: deque[tuple[assembly.Assembly, Hashable]] = deque()
-        self._in_flight = 0
+        self._held: dict[int, dict[Hashable, int]] = {}  # unconfirmed of partitions that will be read again
         self._frozen = False
         self.counts: Counter[str] = Counter()
 
@@ -66,9 +66,9 @@ class AssemblerWorker:
         """Records of a partition in offset order. StoreError: the payload store does not take a group."""
         state = self._partitions.get(partition)
         if state is None:
-            state = self._partitions[partition] = assembly.Assembly(
-                self._rules, self._closed, counts=self.counts
-            )
+            held = self._held.pop(partition, {})
+            state = assembly.Assembly(self._rules, self._closed, unconfirmed=held, counts=self.counts)
+            self._partitions[partition] = state
         for record in records:
             if state.next_offset is not None and record.offset < state.next_offset:
                 continue
@@ -99,8 +99,9 @@ class AssemblerWorker:
     def forget(self) -> None:
         """The partitions are read again from their marks, or belong to another worker.
 
-        What is in flight holds no mark any more: nothing may be handled before `in_flight` is 0.
+        What is in flight goes on holding the mark.
         """
+        self._held.update({partition: state.unconfirmed for partition, state in self._partitions.items()})
         self._partitions.clear()
 
     def freeze(self) -> None:
@@ -117,12 +118,6 @@ class AssemblerWorker:
         """The next record to handle, None while none of this partition was."""
         state = self._partitions.get(partition)
         return state.next_offset if state else None
-
-    @property
-    def in_flight(self) -> int:
-        """Records sent and not acknowledged."""
-        self._settle()
-        return self._in_flight
 
     @property
     def open_groups(self) -> int:
@@ -179,7 +174,6 @@ class AssemblerWorker:
             elif isinstance(error, HoofprintError):
                 self._on_failure(error)
 
-        self._in_flight += 1
         self._producer.send(event).add_done_callback(acknowledged)
 
     def _settle(self) -> None:
@@ -187,7 +181,6 @@ class AssemblerWorker:
         while self._acknowledged:
             state, token = self._acknowledged.popleft()
             assembly.confirm(state, token)
-            self._in_flight -= 1
 
     def _with_columns(self, event: ev.Event) -> ev.Event:
         """A large segment's columns come from the store; SchemaError if they are not what was recorded."""

@@ -4,10 +4,11 @@ Faust commits what its streams have acknowledged, whether or not the outputs rea
 Here the agent's acknowledgements mean nothing: the committed offset of a partition is the mark that its owner gives.
 
 * `_new_offset`: the mark, instead of the highest acknowledged offset;
-* `perform_seek`: Faust seeks to the committed offsets at every assignment; the owner's state goes before that, and the
-  owner may wait (for the closed attempts) before records flow again;
+* `perform_seek`: Faust calls it at every assignment. The owner's state goes, and the owner may wait (for the closed
+  attempts) before records flow again. The seek that counts is our own, at the next `getmany` (`_seek_for_good` says why);
 * `getmany`: one message per fetched chunk of a partition, its value the list of records, because a Faust event costs ten
-  times what a record costs; Faust's own read offsets and gaps are kept out of it, for chunks would confuse them.
+  times what a record costs; Faust's own read offsets and gaps are kept out of it, for chunks would confuse them. Records
+  follow each other without a gap, or the process ends.
 
 A chunk carries the number of the seek behind which it was fetched: one from before the newest seek is read again and
 must not be handled.
@@ -19,8 +20,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import faust
+from aiokafka.errors import IllegalStateError
 from faust.transport.drivers.aiokafka import Consumer
 from faust.types import TP, ConsumerMessage
+
+from schemas.errors import InvariantBroken
 
 TESTED_WITH = "0.15.3"
 
@@ -52,6 +56,8 @@ class LowWaterConsumer(Consumer):
     owner: MarkOwner
     chunk_records: int
     seeks = 0
+    _must_seek = False
+    _next: dict[TP, int | None]  # what comes next of each partition; None: its beginning
 
     def _new_offset(self, tp: TP) -> int | None:
         self._acked[tp].clear()
@@ -60,29 +66,73 @@ class LowWaterConsumer(Consumer):
 
     async def perform_seek(self) -> None:
         await super().perform_seek()
-        # in the same step of the loop as the seek's end: what arrives from here on was fetched behind it
+        # the parent has just filled `_read_offset` with the committed offsets
+        self._next = {tp: self._read_offset[tp] for tp in self.assignment()}
+        self._must_seek = True
         self.seeks += 1
         self.owner.forget()
         await self.owner.prepare()
 
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, ConsumerMessage]]:  # noqa: ASYNC109
+        if self._must_seek and not await self._seek_for_good():
+            return
+        before = self.seeks, self.app.consumer_generation_id
         records, active = await self._wait_next_records(timeout)
-        seek, generation = self.seeks, self.app.consumer_generation_id
         if not records or self.should_stop:
             return
         for tp, batch in records.items():
+            if not await self._follows(tp, batch[0].offset):
+                return
             for start in range(0, len(batch), self.chunk_records):
-                # a rebalance stops the flow, and what is dropped here is read again behind its seek
-                if (
-                    not self.flow_active
-                    or self.seeks != seek
-                    or self.app.consumer_generation_id != generation
-                ):
+                fetchable = active is None or tp in active or tp in self._buffered_partitions
+                now = self.seeks, self.app.consumer_generation_id
+                if not (fetchable and self.flow_active and now == before):
+                    self._must_seek = True  # what is dropped here has to be fetched again
                     return
-                if active is not None and tp not in active and tp not in self._buffered_partitions:
-                    continue
+                chunk = batch[start : start + self.chunk_records]
+                self._next[tp] = chunk[-1].offset + 1
                 self._read_offset[tp] = None  # our own offsets decide what was handled
-                yield tp, self._chunk(tp, batch[start : start + self.chunk_records])
+                yield tp, self._chunk(tp, chunk)
+
+    async def _seek_for_good(self) -> bool:
+        """Seek every partition to what comes next; False: not now.
+
+        A fetch that was under way during a rebalance returns records of the new assignment while the flow is stopped; they
+        are dropped. Seeking to the committed offset does not bring them back where nothing was committed, nor where they
+        were fetched behind that seek. Here no fetch is under way: only `getmany` fetches.
+        """
+        if not self.flow_active:
+            await self.wait(self.can_resume_flow)  # type: ignore[arg-type]
+        before = self.seeks
+        places = {tp: self._next.get(tp) for tp in self.assignment()}
+        try:
+            if beginnings := [tp for tp, at in places.items() if at is None]:
+                places.update(await self.earliest_offsets(*beginnings))
+            await self.seek_wait({tp: at or 0 for tp, at in places.items()})
+        except IllegalStateError:  # the partitions went away meanwhile; the rebalance seeks again
+            await self.sleep(0.05)
+            return False
+        if self.should_stop or not self.flow_active or self.seeks != before:
+            return False
+        self._next.update(places)
+        self._must_seek = False
+        return True
+
+    async def _follows(self, tp: TP, offset: int) -> bool:
+        """Whether nothing was left out before `offset`; else InvariantBroken, or False when a rebalance is under way."""
+        expected = self._next.get(tp)
+        if expected is None or offset <= expected:
+            return True
+        before = self.seeks
+        earliest = (await self.earliest_offsets(tp)).get(tp, 0)
+        if self.seeks != before or not self.flow_active:
+            self._must_seek = True
+            return False
+        if earliest <= expected:
+            raise InvariantBroken(
+                f"the client left out records of {tp.topic}/{tp.partition}", expected=expected, found=offset
+            )
+        return True  # deleted at the broker: nobody will ever read them
 
     def _chunk(self, tp: TP, records: Sequence[Any]) -> ConsumerMessage:
         last = records[-1]
@@ -96,7 +146,9 @@ class LowWaterConsumer(Consumer):
 
 def install(app: faust.App, owner: MarkOwner, chunk_records: int) -> None:
     """Make the app's consumer one that asks `owner`. Before the app starts."""
-    bound = type("BoundConsumer", (LowWaterConsumer,), {"owner": owner, "chunk_records": chunk_records})
+    bound = type(
+        "BoundConsumer", (LowWaterConsumer,), {"owner": owner, "chunk_records": chunk_records, "_next": {}}
+    )
     app.transport.Consumer = bound  # type: ignore[misc]
 
 

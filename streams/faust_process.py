@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 _SESSION_S = 2.0
+_START_S = 40.0
 _STOP_S = 8.0
 Handler = Callable[["faust.App", AsyncIterable[object]], Awaitable[None]]
 
@@ -125,15 +126,23 @@ class FaustProcess:
         os._exit(0 if error is None else 1)
 
     async def _work(self, app: faust.App, tick: Callable[[], Awaitable[None]], tick_s: float) -> None:
-        from faust.contrib.asgi import bind_to_running_loop
-
         try:
-            bind_to_running_loop(app)
-            app.finalize()
-            await app.maybe_start()
+            await self._start(app)
             while not app.should_stop:
                 await asyncio.sleep(tick_s)
                 await tick()
             self.finish(TransportError(f"Faust gave up: {app.crash_reason!r}"))
         except Exception as error:  # noqa: BLE001 — process boundary: whatever it is must not be swallowed
             self.finish(error)
+
+    async def _start(self, app: faust.App) -> None:
+        from faust.contrib.asgi import bind_to_running_loop
+
+        bind_to_running_loop(app)
+        app.finalize()
+        try:
+            async with asyncio.timeout(_START_S):
+                await app.maybe_start()
+        except TimeoutError:  # Faust waits for ever when the broker goes away while it starts
+            raise TransportError("Faust did not start", part=self._name, waited_s=_START_S) from None
+        log.info("working")

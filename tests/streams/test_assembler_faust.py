@@ -15,6 +15,7 @@ from faust.transport.consumer import Consumer as BaseConsumer
 from faust.transport.drivers.aiokafka import Consumer
 from faust.types import TP
 
+from schemas.errors import InvariantBroken
 from streams.faust_private import TESTED_WITH, Chunk, LowWaterConsumer, install, is_current
 
 SEGMENTS = TP("segments", 0)
@@ -119,6 +120,7 @@ async def test_a_seek_drops_the_state_and_then_waits_for_the_owner(
         return {SEGMENTS: 5}
 
     monkeypatch.setattr(consumer, "seek_to_committed", committed)
+    monkeypatch.setattr(consumer, "assignment", lambda: {SEGMENTS})
     old = Chunk(0, consumer.seeks, [])
     await consumer.perform_seek()
     assert owner.said == ["forget", "prepare"]
@@ -147,6 +149,79 @@ async def test_records_come_in_chunks_of_one_partition(
     seen = [(message.offset, [r.offset for r in message.value.records]) async for _, message in taken]
     assert seen == [(11, [10, 11]), (12, [12]), (3, [3])]
     assert consumer._read_offset[SEGMENTS] is None
+
+
+class Seeks:
+    """What the consumer asks the driver for, with partitions 0 and 1 assigned and records from 3 on at the broker."""
+
+    def __init__(self, consumer: LowWaterConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sought: list[dict[TP, int]] = []
+        self.earliest = 3
+        monkeypatch.setattr(consumer, "assignment", lambda: {SEGMENTS, TP("segments", 1)})
+        monkeypatch.setattr(consumer, "seek_wait", self.seek_wait)
+        monkeypatch.setattr(consumer, "earliest_offsets", self.earliest_offsets)
+        monkeypatch.setattr(consumer, "seek_to_committed", self.seek_to_committed)
+
+    async def seek_to_committed(self) -> dict[TP, int | None]:
+        return {SEGMENTS: 10, TP("segments", 1): None}
+
+    async def seek_wait(self, places: dict[TP, int]) -> None:
+        self.sought.append(dict(places))
+
+    async def earliest_offsets(self, *tps: TP) -> dict[TP, int]:
+        return dict.fromkeys(tps, self.earliest)
+
+
+async def test_after_an_assignment_every_partition_is_sought_also_where_nothing_was_committed(
+    app: faust.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = consumer_of(app)
+    driver = Seeks(consumer, monkeypatch)
+    await consumer.perform_seek()
+    seen = [
+        m.offset
+        async for _, m in chunks(
+            consumer, {SEGMENTS: [Fetched(10)], TP("segments", 1): [Fetched(3)]}, monkeypatch
+        )
+    ]
+    assert driver.sought == [{SEGMENTS: 10, TP("segments", 1): 3}]
+    assert seen == [10, 3]
+
+
+async def test_what_a_stopped_flow_dropped_is_sought_again(
+    app: faust.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = consumer_of(app)
+    driver = Seeks(consumer, monkeypatch)
+    await consumer.perform_seek()
+    fetched = {SEGMENTS: [Fetched(n) for n in range(10, 14)]}
+    async for _ in chunks(consumer, fetched, monkeypatch):
+        consumer.flow_active = False  # behind the first chunk of two records
+    consumer.resume_flow()
+    again = [m.offset async for _, m in chunks(consumer, {SEGMENTS: fetched[SEGMENTS][2:]}, monkeypatch)]
+    assert driver.sought[-1][SEGMENTS] == 12
+    assert again == [13]
+
+
+async def test_records_left_out_by_the_client_end_the_process(
+    app: faust.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = consumer_of(app)
+    Seeks(consumer, monkeypatch)
+    await consumer.perform_seek()
+    with pytest.raises(InvariantBroken, match="left out"):
+        _ = [m async for _, m in chunks(consumer, {SEGMENTS: [Fetched(11)]}, monkeypatch)]
+
+
+async def test_records_deleted_at_the_broker_are_passed_over(
+    app: faust.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = consumer_of(app)
+    driver = Seeks(consumer, monkeypatch)
+    await consumer.perform_seek()
+    driver.earliest = 50
+    seen = [m.offset async for _, m in chunks(consumer, {SEGMENTS: [Fetched(50)]}, monkeypatch)]
+    assert seen == [50]
 
 
 @pytest.mark.parametrize("change", ["flow", "seek", "generation"])

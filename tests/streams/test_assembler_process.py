@@ -49,6 +49,7 @@ class Stage:
         create_topics(self.settings.kafka)
         self.producer = AckProducer(self.settings.kafka, "test")
         self.control = TopicReader(self.settings.kafka, [topics.CONTROL])
+        self.admin = AdminClient({"bootstrap.servers": kafka})
         self.children: list[subprocess.Popen[bytes]] = []
         self.log = directory / "assembler.log"
         self.said: list[ev.Event] = []
@@ -86,10 +87,9 @@ class Stage:
     def working_members(self) -> int:
         """Members of the assemblers' group that have partitions."""
         name = f"{self.settings.kafka.topic_prefix}.run.assembler"
-        admin = AdminClient({"bootstrap.servers": self.settings.kafka.bootstrap_servers})
         try:
-            described = admin.describe_consumer_groups([name])[name].result(20)
-        except KafkaException:  # the group's coordinator is not ready yet
+            described = self.admin.describe_consumer_groups([name], request_timeout=5)[name].result(10)
+        except (KafkaException, TimeoutError):  # the group's coordinator is not ready yet
             return 0
         return sum(bool(member.assignment.topic_partitions) for member in described.members)
 
