@@ -39,7 +39,7 @@ from schemas.topics import BATCHES, CONTROL
 
 Attempt = tuple[str, int]
 NOT_AWAITED = frozenset({"timeout"})
-FEEDERS_REASON = "not_started"
+FEEDERS_REASONS = ("not_started", "no_progress")
 log = structlog.get_logger()
 
 
@@ -229,7 +229,7 @@ def _attempt_of(event: ev.Event) -> Attempt | None:
 
 
 def _is_feeders(event: ev.GroupCompleted | ev.GroupFailed) -> bool:
-    return isinstance(event, ev.GroupFailed) and event.reason == FEEDERS_REASON
+    return isinstance(event, ev.GroupFailed) and event.reason in FEEDERS_REASONS
 
 
 def _first(records: list[Archived], event_type: type[ev.RunConfigured]) -> ev.RunConfigured:

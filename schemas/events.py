@@ -248,7 +248,7 @@ class GroupCompleted(Event, frozen=True, kw_only=True):
 
 
 class GroupFailed(Event, frozen=True, kw_only=True):
-    """An attempt cannot complete: `reason` is trajectory_failed, timeout, or not_started."""
+    """An attempt cannot complete: `reason` is trajectory_failed, timeout, not_started, or no_progress."""
 
     IDENTITY: ClassVar = ("group_id", "attempt")
     group_id: str

@@ -28,6 +28,7 @@ from schemas.settings_sections import (
     FeederSettings,
     GroupSettings,
     KafkaSettings,
+    MetricsSettings,
     PayloadSettings,
     ProxySettings,
     RetrySettings,
@@ -36,6 +37,7 @@ from schemas.settings_sections import (
     Section,
     StalenessSettings,
     TrainerSettings,
+    WatchdogSettings,
     WindowSettings,
 )
 
@@ -47,6 +49,7 @@ __all__ = [
     "FeederSettings",
     "GroupSettings",
     "KafkaSettings",
+    "MetricsSettings",
     "PayloadSettings",
     "ProxySettings",
     "RetrySettings",
@@ -56,6 +59,7 @@ __all__ = [
     "Settings",
     "StalenessSettings",
     "TrainerSettings",
+    "WatchdogSettings",
     "WindowSettings",
     "load",
     "render_toml",
@@ -85,6 +89,8 @@ class Settings(BaseModel):
     rollout: RolloutSettings = RolloutSettings()
     archive: ArchiveSettings = ArchiveSettings()
     assembler: AssemblerSettings = AssemblerSettings()
+    watchdog: WatchdogSettings = WatchdogSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @model_validator(mode="after")
     def _a_batch_can_be_filled(self) -> Settings:

@@ -147,6 +147,26 @@ class FeederSettings(Section):
     """A requested group of which the log shows no session after this time fails (not_started)."""
 
 
+class WatchdogSettings(Section):
+    """Whoever stands still is named."""
+
+    no_progress_s: float = Field(default=300.0, ge=0)
+    """Nothing has moved in the run for this time: an Alarm says what is missing, and says it again; 0: off."""
+    end_group: bool = False
+    """The attempt that is waited for then fails (no_progress) and counts as a failure like any other."""
+
+
+class MetricsSettings(Section):
+    """Prometheus text at http://127.0.0.1:<port>/metrics of each stream process."""
+
+    assembler_port: int = Field(default=0, ge=0, le=65535)
+    """0: off. With several assemblers the next free ports above it."""
+    controller_port: int = Field(default=0, ge=0, le=65535)
+    """0: off."""
+    feeder_port: int = Field(default=0, ge=0, le=65535)
+    """0: off."""
+
+
 class ProxySettings(Section):
     """The proxy."""
 

@@ -29,8 +29,8 @@ from schemas.settings import KafkaSettings, Settings
 from streams.admission import Admission, AdmissionState, Prompt, PromptOrder
 from streams.admission_bounds import Limits, free_places
 from streams.feeder_dataset import load_prompts, prompt_digest, prompt_text
+from streams.feeder_watches import Watches
 from streams.segment_look import SegmentLook
-from streams.start_watch import StartWatch
 
 log = structlog.get_logger()
 _POLL_S = 0.2
@@ -105,12 +105,12 @@ class Feeder:
             self._end_dataset()
         return len(attempts)
 
-    def end(self, failures: Sequence[ev.GroupFailed]) -> None:
-        """Attempts that the feeder itself ends: the controller decides what becomes of their groups."""
-        self._publish(failures)
-        for event in failures:
+    def report(self, events: Sequence[ev.GroupFailed | ev.Alarm]) -> None:
+        """Attempts that the feeder itself ends (the controller decides what becomes of their groups), and alarms."""
+        self._publish(events)
+        for event in events:
             self.state.fold(event)
-            log.warning("attempt_ended", group_id=event.group_id, attempt=event.attempt, reason=event.reason)
+            log.warning("reported", report=type(event).__name__, **_words(event))
 
     def _take(self, count: int) -> Iterator[Prompt]:
         for _ in range(count):
@@ -224,22 +224,29 @@ def feed(settings: Settings, stop: threading.Event) -> None:
         log.info(
             "feeding", prompts=len(prompts), admitted=feeder.state.admitted_groups, requested_again=again
         )
-        watch = StartWatch(
-            settings.run.run_id, settings.feeder.start_timeout_s, SegmentLook(settings), system_clock()
-        )
+        watches = Watches(settings, SegmentLook(settings), system_clock)
         while not stop.is_set() and not feeder.state.ended:
             feeder.step()
-            feeder.end(list(watch.failures(feeder.state, system_clock())))
-            _fold_all(feeder, follower)
+            feeder.report(watches.look_at(feeder.state))
+            for event in _fold_all(feeder, follower):
+                watches.told(event)
         log.info("stopping", admitted=feeder.state.admitted_groups, ended=feeder.state.ended)
     finally:
         follower.close()
         producer.close()
 
 
-def _fold_all(feeder: Feeder, follower: EventFollower) -> None:
-    for _, event in follower.poll(_POLL_S):
+def _fold_all(feeder: Feeder, follower: EventFollower) -> list[ev.Event]:
+    events = [event for _, event in follower.poll(_POLL_S)]
+    for event in events:
         feeder.fold(event)
+    return events
+
+
+def _words(event: ev.GroupFailed | ev.Alarm) -> dict[str, object]:
+    if isinstance(event, ev.Alarm):
+        return {"name": event.name, "message": event.message}
+    return {"group_id": event.group_id, "attempt": event.attempt, "reason": event.reason}
 
 
 def main(settings: Settings) -> int:
