@@ -17,12 +17,15 @@ from stack.parts import MODULES
 ROOT = Path(__file__).parents[2]
 DCLINT = ROOT / "node_modules" / ".bin" / "dclint"
 needs_node = pytest.mark.skipif(
-    shutil.which("node") is None or not DCLINT.exists(), reason="dclint is not installed: `make test` does it where npm is"
+    shutil.which("node") is None or not DCLINT.exists(),
+    reason="dclint is not installed: `make test` does it where npm is",
 )
 
 
 def _lint(file: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([DCLINT, "--max-warnings", "0", file], capture_output=True, text=True, cwd=ROOT, check=False)
+    return subprocess.run(
+        [DCLINT, "--max-warnings", "0", file], capture_output=True, text=True, cwd=ROOT, check=False
+    )
 
 
 @pytest.fixture(scope="module")
