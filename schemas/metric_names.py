@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+# In Prometheus text, which knows no slash, `staleness/dropped_groups` is `staleness_dropped_groups`.
+
 MetricName = Literal[
     # groups that the window dropped so far
     "staleness/dropped_groups",
@@ -52,15 +54,34 @@ ProxyMetric = Literal[
 ]
 
 StreamMetric = Literal[
+    # records of the segments topic by what became of them: applied, duplicate, void, closed_attempt, other_run, …
     "hoofprint_events_total",
+    # the same, the ones worth an eye of their own
     "hoofprint_duplicates_total",
     "hoofprint_void_events_total",
     "hoofprint_closed_attempt_events_total",
     "hoofprint_dead_letters_total",
+    # attempts in assembly
     "hoofprint_open_groups",
     "hoofprint_groups_completed_total",
     "hoofprint_groups_failed_total",
+    # by outcome and reason
     "hoofprint_verdicts_total",
     "hoofprint_batches_total",
+    # records of control.v1 that decided nothing where they stand: late ends, unknown groups, repeated requests, …
+    "hoofprint_ignored_control_events_total",
+    # versions seen later than a newer one (rule 2)
+    "hoofprint_late_sightings_total",
+    # admitted groups without a terminal verdict; of these: complete ones that wait for a batch
     "hoofprint_outstanding_groups",
+    "hoofprint_pending_groups",
+    # tokens of attempts that ended, and of those that were retries (retry.policy = budget)
+    "hoofprint_spent_tokens_total",
+    "hoofprint_retried_tokens_total",
+    # prompts admitted, and groups that wait to be admitted again
+    "hoofprint_admitted_groups_total",
+    "hoofprint_waiting_retries",
+    # seconds since something moved in the run, and how often that became an alarm
+    "hoofprint_no_progress_seconds",
+    "hoofprint_alarms_total",
 ]

@@ -30,6 +30,8 @@ from streams.assembler_worker import AssemblerWorker
 from streams.assembly import AssemblyRules
 from streams.assembly_closed import ClosedAttempts
 from streams.faust_process import FaustProcess, make_app
+from streams.metrics_http import serve_metrics
+from streams.stream_numbers import assembler_numbers
 
 if TYPE_CHECKING:
     import faust
@@ -71,6 +73,11 @@ class Assembler:
         kafka = self._settings.kafka
         chunk = self._settings.assembler.chunk_records
         app = make_app(self._settings, "assembler", topics.SEGMENTS, self, self.take, chunk)
+        serve_metrics(
+            self._settings.metrics.assembler_port,
+            lambda: assembler_numbers(self._worker.counts, self._worker.open_groups),
+            or_next=True,
+        )
         watch = Watchdog(kafka, self._worker.next_offset)
         topic = topics.SEGMENTS.full_name(kafka.topic_prefix)
 

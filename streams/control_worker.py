@@ -15,6 +15,7 @@ from schemas.events import DeadLetter, Effect, Event, identified
 from streams.control_fold import fold
 from streams.control_output import Written
 from streams.control_state import ControlState
+from streams.staleness_numbers import StalenessNumbers
 
 
 class RawRecord(Protocol):
@@ -32,6 +33,7 @@ class ControllerWorker:
 
     def __init__(self, run_id: str, written: Mapping[str, Written], buried: set[int]) -> None:
         self.state = ControlState(run_id)
+        self.staleness = StalenessNumbers()
         self._written = written
         self._buried = buried
 
@@ -40,10 +42,13 @@ class ControllerWorker:
         if record.offset < self.state.next_offset:
             return []
         try:
-            effects = fold(self.state, record.offset, decode(record.value or b""))
+            event = decode(record.value or b"")
+            effects = fold(self.state, record.offset, event)
         except SchemaError as wrong:
             self.state.next_offset = record.offset + 1
             return self._dead_letter(record, f"{wrong.code}: {wrong.message}")
+        if event.run_id == self.state.run_id:
+            self.staleness.told(event, effects, self.state)
         return [effect for effect in effects if self._lacks(effect)]
 
     def _lacks(self, effect: Effect) -> bool:

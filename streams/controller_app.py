@@ -8,7 +8,7 @@ second controller of the run waits as a member of the group and takes over when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,6 +25,8 @@ from streams.control_output import read_buried, read_written
 from streams.control_worker import ControllerWorker, RawRecord
 from streams.faust_process import FaustProcess, make_app
 from streams.group_filters import load_filter
+from streams.metrics_http import Number, serve_metrics
+from streams.stream_numbers import controller_numbers
 
 if TYPE_CHECKING:
     import faust
@@ -71,6 +73,7 @@ class Controller:
         """Until SIGTERM (0) or a failure (1)."""
         chunk = self._settings.assembler.chunk_records
         app = make_app(self._settings, "controller", topics.CONTROL, self, self.take, chunk)
+        serve_metrics(self._settings.metrics.controller_port, self._numbers)
         watch = Watchdog(self._settings.kafka, self._next_offset, topics.CONTROL)
 
         async def tick() -> None:
@@ -103,6 +106,10 @@ class Controller:
 
     def _next_offset(self, partition: int) -> int | None:
         return self._worker.state.next_offset if self._worker is not None else None
+
+    def _numbers(self) -> Iterable[Number]:
+        worker = self._worker
+        return controller_numbers(worker.state, worker.staleness) if worker is not None else ()
 
     async def _release(self, in_order: bool) -> None:
         if in_order:

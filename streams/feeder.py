@@ -30,7 +30,9 @@ from streams.admission import Admission, AdmissionState, Prompt, PromptOrder
 from streams.admission_bounds import Limits, free_places
 from streams.feeder_dataset import load_prompts, prompt_digest, prompt_text
 from streams.feeder_watches import Watches
+from streams.metrics_http import serve_metrics
 from streams.segment_look import SegmentLook
+from streams.stream_numbers import feeder_numbers
 
 log = structlog.get_logger()
 _POLL_S = 0.2
@@ -225,6 +227,7 @@ def feed(settings: Settings, stop: threading.Event) -> None:
             "feeding", prompts=len(prompts), admitted=feeder.state.admitted_groups, requested_again=again
         )
         watches = Watches(settings, SegmentLook(settings), system_clock)
+        serve_metrics(settings.metrics.feeder_port, lambda: feeder_numbers(feeder.state, watches))
         while not stop.is_set() and not feeder.state.ended:
             feeder.step()
             feeder.report(watches.look_at(feeder.state))
