@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from schemas.errors import ConfigError, HoofprintError
 from schemas.settings import load, render_toml
-from stack import cli_archive
+from stack import cli_archive, cli_dead_letters
 from stack.release import software_version
 
 
@@ -168,6 +168,7 @@ def _on_signals(asked: asyncio.Event) -> None:
 
 
 cli_archive.add_to(app)
+cli_dead_letters.add_to(app)
 
 
 if __name__ == "__main__":

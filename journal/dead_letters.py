@@ -1,0 +1,133 @@
+"""Dead letters looked through and put back: `dead_letters.v1` holds what a record itself made unusable, with its bytes.
+
+A letter is put back as it was (key, bytes, headers) at the end of the topic it came from, with a header that names the letter.
+Then the letter is written once more with a header that says so: repeats have the same id, so that every consumer counts it
+once, and nobody puts it back a second time by accident. A crash between the two may put it back twice, which the consumers'
+own idempotence makes harmless; the other order could lose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from journal.event_log import read_events
+from journal.producer import AckProducer
+from journal.reader import Record, TopicReader
+from schemas import topics
+from schemas.codec import encode
+from schemas.errors import ConfigError
+from schemas.events import DeadLetter
+from schemas.settings import KafkaSettings
+from schemas.topics import Topic, key_of
+
+LETTER_HEADER = "hoofprint-dead-letter"
+"""On a record that was put back: id of its letter."""
+REQUEUED_HEADER = "hoofprint-requeued"
+"""On the repetition of a letter: it was put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """A letter, and whether it was put back."""
+
+    letter: DeadLetter
+    requeued: bool
+
+    @property
+    def topic(self) -> Topic | None:
+        """Where it came from; None: a topic that we do not know (any more)."""
+        return next((t for t in topics.ALL_TOPICS if self.letter.topic.endswith(t.name)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """A letter that was put back, and where it stands now."""
+
+    letter: DeadLetter
+    partition: int
+    offset: int
+
+
+def dead_letters(kafka: KafkaSettings, run_id: str) -> list[Buried]:
+    """The run's letters up to the present end, in the order in which they were written first."""
+    reader = TopicReader(kafka, [topics.DEAD_LETTERS])
+    letters: dict[str, DeadLetter] = {}
+    requeued: set[str] = set()
+    try:
+        for record, event in read_events(reader.read_to_end(), on_bad=lambda _record, _wrong: None):
+            if isinstance(event, DeadLetter) and event.run_id == run_id:
+                letters.setdefault(event.event_id, event)
+                if REQUEUED_HEADER in record.headers:
+                    requeued.add(event.event_id)
+    finally:
+        reader.close()
+    return [Buried(letter, letter_id in requeued) for letter_id, letter in letters.items()]
+
+
+def chosen(
+    buried: Iterable[Buried],
+    *,
+    topic: str | None = None,
+    partition: int | None = None,
+    offset: int | None = None,
+    again: bool = False,
+) -> list[Buried]:
+    """Those from this place (None: any) that were not put back yet, or `again` all the same."""
+    return [
+        one
+        for one in buried
+        if (topic is None or (one.topic is not None and one.topic.name == topic))
+        and (partition is None or one.letter.partition == partition)
+        and (offset is None or one.letter.offset == offset)
+        and (again or not one.requeued)
+    ]
+
+
+def requeue(kafka: KafkaSettings, buried: Iterable[Buried]) -> list[Requeued]:
+    """Put these back. ConfigError: one of them cannot be (a topic of another version; bytes that were cut and are gone)."""
+    producer = AckProducer(kafka, "dead-letters")
+    try:
+        return [_requeue(kafka, producer, one) for one in buried]
+    finally:
+        producer.close()
+
+
+def _requeue(kafka: KafkaSettings, producer: AckProducer, buried: Buried) -> Requeued:
+    letter, topic = buried.letter, buried.topic
+    if topic is None:
+        raise ConfigError(f"there is no topic {letter.topic} to put a record back into", topic=letter.topic)
+    headers = {**letter.headers, LETTER_HEADER: letter.event_id.encode()}
+    at = producer.send_raw(topic, letter.key, _whole(kafka, topic, letter), headers).result()
+    mark = {REQUEUED_HEADER: f"{topic.name}/{at.partition}/{at.offset}".encode()}
+    producer.send_raw(topics.DEAD_LETTERS, key_of(letter), encode(letter), mark).result()
+    return Requeued(letter, at.partition, at.offset)
+
+
+def _whole(kafka: KafkaSettings, topic: Topic, letter: DeadLetter) -> bytes:
+    """A letter must fit into a record itself, so that the bytes of a large one may be cut: the rest is where it was read."""
+    source = _record_at(kafka, topic, letter.partition, letter.offset)
+    if source is not None and source.key == letter.key and source.value.startswith(letter.raw):
+        return source.value
+    if was_cut(letter):
+        raise ConfigError(
+            f"the letter of {topic.name}/{letter.partition}/{letter.offset} holds the beginning of its record only, and the"
+            " record is gone",
+            topic=topic.name, partition=letter.partition, offset=letter.offset,
+        )  # fmt: skip
+    return letter.raw
+
+
+def was_cut(letter: DeadLetter) -> bool:
+    """Whether a letter holds the beginning of its record only, as its reason then says."""
+    return letter.reason.endswith(" bytes)") and f"(first {len(letter.raw)} of " in letter.reason
+
+
+def _record_at(kafka: KafkaSettings, topic: Topic, partition: int, offset: int) -> Record | None:
+    place = (topic.name, partition)
+    reader = TopicReader(kafka, [topic], {place: offset}, {topic.name: [partition]})
+    try:
+        record = next(iter(reader.read_to_end()), None)
+    finally:
+        reader.close()
+    return record if record is not None and record.offset == offset else None
