@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,13 +16,18 @@ from schemas.errors import CorruptPayload, StoreError
 from schemas.events import PayloadRef
 
 
-@pytest.fixture
+@contextmanager
 def small_disk() -> Iterator[None]:
-    """Files of at most 1,000 bytes: the write fails in its middle, as on a full disk."""
+    """Files of at most 1,000 bytes: the write fails in its middle, as on a full disk.
+
+    Not a fixture: pytest's own output may be a file, too.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def files(root: Path) -> list[str]:
@@ -57,12 +63,13 @@ def test_other_bytes_are_a_corrupt_payload(tmp_path: Path) -> None:
         store.open_arrow(ref)
 
 
-def test_a_full_disk_is_a_store_error_and_leaves_nothing(tmp_path: Path, small_disk: None) -> None:
+def test_a_full_disk_is_a_store_error_and_leaves_nothing(tmp_path: Path) -> None:
     store = PayloadStore(str(tmp_path))
-    with pytest.raises(StoreError):
-        store.put("run", "group", 0, b"x" * 5000, "codec")
-    assert files(tmp_path) == []
-    assert store.put("run", "group", 0, b"x" * 500, "codec").size == 500
+    with small_disk():
+        with pytest.raises(StoreError):
+            store.put("run", "group", 0, b"x" * 5000, "codec")
+        assert files(tmp_path) == []
+        assert store.put("run", "group", 0, b"x" * 500, "codec").size == 500
 
 
 def test_a_missing_payload_is_a_store_error(tmp_path: Path) -> None:
