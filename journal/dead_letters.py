@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from journal.event_log import read_events
 from journal.producer import AckProducer
-from journal.reader import Record, TopicReader
+from journal.reader import TopicReader, record_at
 from schemas import topics
 from schemas.codec import encode
 from schemas.errors import ConfigError
@@ -106,7 +106,7 @@ def _requeue(kafka: KafkaSettings, producer: AckProducer, buried: Buried) -> Req
 
 def _whole(kafka: KafkaSettings, topic: Topic, letter: DeadLetter) -> bytes:
     """A letter must fit into a record itself, so that the bytes of a large one may be cut: the rest is where it was read."""
-    source = _record_at(kafka, topic, letter.partition, letter.offset)
+    source = record_at(kafka, topic, letter.partition, letter.offset)
     if source is not None and source.key == letter.key and source.value.startswith(letter.raw):
         return source.value
     if was_cut(letter):
@@ -121,13 +121,3 @@ def _whole(kafka: KafkaSettings, topic: Topic, letter: DeadLetter) -> bytes:
 def was_cut(letter: DeadLetter) -> bool:
     """Whether a letter holds the beginning of its record only, as its reason then says."""
     return letter.reason.endswith(" bytes)") and f"(first {len(letter.raw)} of " in letter.reason
-
-
-def _record_at(kafka: KafkaSettings, topic: Topic, partition: int, offset: int) -> Record | None:
-    place = (topic.name, partition)
-    reader = TopicReader(kafka, [topic], {place: offset}, {topic.name: [partition]})
-    try:
-        record = next(iter(reader.read_to_end()), None)
-    finally:
-        reader.close()
-    return record if record is not None and record.offset == offset else None

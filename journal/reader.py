@@ -179,6 +179,16 @@ def end_offsets(kafka: KafkaSettings, topics: Sequence[Topic]) -> dict[Place, in
         consumer.close()
 
 
+def record_at(kafka: KafkaSettings, topic: Topic, partition: int, offset: int) -> Record | None:
+    """The record that stands there; None: none does (any more)."""
+    reader = TopicReader(kafka, [topic], {(topic.name, partition): offset}, {topic.name: [partition]})
+    try:
+        record = next(iter(reader.read_to_end()), None)
+    finally:
+        reader.close()
+    return record if record is not None and record.offset == offset else None
+
+
 def offsets_at_time(
     kafka: KafkaSettings, topic: Topic, timestamp_ms: int, partitions: Sequence[int] | None = None
 ) -> dict[int, int]:

@@ -39,6 +39,7 @@ class VersionWindow(msgspec.Struct):
     """The versions of one policy in order, and the judgement of groups against the last `keep_versions` of them.
 
     `labels`: the order. `places`: index of each label in it. `published`, `observed`: label to its rank in that sequence.
+    `newest_observed`: highest published rank of an observed label.
     """
 
     keep_versions: int
@@ -47,6 +48,7 @@ class VersionWindow(msgspec.Struct):
     places: dict[str, int] = {}
     published: dict[str, int] = {}
     observed: dict[str, int] = {}
+    newest_observed: int = -1
     late_sightings: int = 0
 
     def __post_init__(self) -> None:
@@ -67,6 +69,8 @@ class VersionWindow(msgspec.Struct):
         if real is None or real in self.published:
             return False
         self.published[real] = len(self.published)
+        if real in self.observed:
+            self.newest_observed = self.published[real]
         if self.order == "observed":
             return False
         if real in self.places:
@@ -86,6 +90,7 @@ class VersionWindow(msgspec.Struct):
                 continue
             self.late_sightings += self._is_late(real)
             self.observed[real] = len(self.observed)
+            self.newest_observed = max(self.newest_observed, self.published.get(real, -1))
             if real not in self.places:
                 self._append(real)
                 advanced = True
@@ -98,9 +103,7 @@ class VersionWindow(msgspec.Struct):
     def _is_late(self, label: str) -> bool:
         """Whether a label published later than this one was observed before it."""
         rank = self.published.get(label)
-        if rank is None:
-            return False
-        return any(self.published.get(other, -1) > rank for other in self.observed)
+        return rank is not None and self.newest_observed > rank
 
     @property
     def current_index(self) -> int:
@@ -120,7 +123,14 @@ class VersionWindow(msgspec.Struct):
     def judge(self, trajectory_versions: Sequence[object]) -> WindowFacts:
         """Judge one group by the versions of its trajectories; those without a real version have no say."""
         current, cutoff = self.current_index, self.cutoff_index
-        known = [self.places.get(real) for real in map(real_version, trajectory_versions) if real is not None]
-        places = [place for place in known if place is not None]
+        count = len(trajectory_versions)
+        if (
+            count and trajectory_versions.count(trajectory_versions[0]) == count
+        ):  # most groups are of one version
+            place = self.index(trajectory_versions[0])
+            places = [] if place is None else [place] * count
+        else:
+            known = map(self.index, trajectory_versions)
+            places = [place for place in known if place is not None]
         stale = self.keep_versions > 0 and min(places, default=cutoff) < cutoff
         return WindowFacts(stale, current, cutoff, tuple([current - place for place in places]))

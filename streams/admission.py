@@ -21,6 +21,7 @@ from typing import Any
 from schemas import events as ev
 from schemas.ids import stable_id
 from schemas.versions import real_version
+from streams.index_set import GroupSet, IndexSet
 from streams.trainer_pace import TrainerPace
 
 _ADMISSIONS_KEPT = 64
@@ -71,10 +72,10 @@ class AdmissionState:
     activated: bool = False
     ended: bool = False
     dataset_ended: bool = False
-    admitted: dict[int, set[int]] = field(default_factory=dict)
+    admitted: dict[int, IndexSet] = field(default_factory=dict)
     open_groups: dict[str, OpenGroup] = field(default_factory=dict)
     retries: dict[str, int] = field(default_factory=dict)
-    finished: set[str] = field(default_factory=set)
+    finished: GroupSet = field(default_factory=lambda: GroupSet(""))
     kept_groups: int = 0
     dropped_groups: int = 0
     new_at: deque[int] = field(default_factory=lambda: deque(maxlen=_ADMISSIONS_KEPT))
@@ -87,6 +88,9 @@ class AdmissionState:
     branches: set[str] = field(default_factory=set)
     open_request: str | None = None
     emitted: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.finished.run_id = self.run_id
 
     @property
     def admitted_groups(self) -> int:
@@ -104,7 +108,7 @@ class AdmissionState:
     def on_admitted(self, event: ev.GroupAdmitted) -> None:
         """A place is taken; the prompt is admitted for good."""
         prompt = Prompt(event.dataset_epoch, event.prompt_index)
-        self.admitted.setdefault(prompt.dataset_epoch, set()).add(prompt.prompt_index)
+        self.admitted.setdefault(prompt.dataset_epoch, IndexSet()).add(prompt.prompt_index)
         known = self.open_groups.get(event.group_id)
         if event.group_id in self.finished or (known is not None and known.attempt >= event.attempt):
             return

@@ -16,31 +16,35 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from schemas import events as ev
+from schemas.errors import StalenessExceeded
 from schemas.events import BatchGroup, Effect, Event
 from schemas.versions import real_version
 from schemas.window import VersionWindow, WindowFacts
 from streams.control_batches import choose, enough, fills
 from streams.control_state import ControlState, FoldSettings, OpenRequest, PendingGroup, fold_settings
 from streams.group_filters import load_filter, refusal
+from streams.index_set import IndexSet
 
+_REJECTED = StalenessExceeded.code
 NO_FACTS = WindowFacts(False, -1, 0, ())
 
 
-def fold(state: ControlState, offset: int, event: Event) -> list[Effect]:
+def fold(state: ControlState, offset: int, event: Event, *, quiet: bool = False) -> list[Effect]:
     """Take one record of `control.v1` into `state` (changed in place) and return what it causes, in order.
 
+    `quiet`: the state changes alike, but the effects are not made: they stand in their topics already.
     Raises IncompatibleEvent, with the state as it was, for a RunConfigured whose settings cannot be read, and ConfigError for
     a group filter that is not there or does not work.
     """
     if offset < state.next_offset:
         return []
     if event.run_id != state.run_id:
-        state.next_offset = offset + 1
+        state.next_offset, state.last_id = offset + 1, event.event_id
         state.count("other_run")
         return []
     if isinstance(event, ev.RunConfigured):
         _configure(state, event)
-    state.next_offset = offset + 1
+    state.next_offset, state.last_id = offset + 1, event.event_id
     if state.settings is None:
         state.ignore("before_configuration", event.event_id)
         return []
@@ -50,7 +54,7 @@ def fold(state: ControlState, offset: int, event: Event) -> list[Effect]:
     handler = _HANDLERS.get(type(event))
     if handler is None or event.policy_id != state.policy_id or event.kind != "train":
         return []
-    step = _Fold(state, state.settings, offset, event.occurred_at)
+    step = _Fold(state, state.settings, offset, event.occurred_at, quiet)
     handler(step, event)
     step.settle()
     return step.effects
@@ -71,16 +75,18 @@ def _configure(state: ControlState, event: ev.RunConfigured) -> None:
 class _Fold:
     """One record being folded: the state, the cause, and the effects so far."""
 
-    def __init__(self, state: ControlState, settings: FoldSettings, offset: int, occurred_at: int) -> None:
+    __slots__ = ("budgeted", "effects", "occurred_at", "offset", "quiet", "settings", "state")
+
+    def __init__(
+        self, state: ControlState, settings: FoldSettings, offset: int, occurred_at: int, quiet: bool
+    ) -> None:
         self.state = state
+        self.quiet = quiet
         self.settings = settings
         self.offset = offset
         self.occurred_at = occurred_at
+        self.budgeted = settings.retry.policy == "budget"
         self.effects: list[Effect] = []
-
-    @property
-    def _budgeted(self) -> bool:
-        return self.settings.retry.policy == "budget"
 
     # --- groups ---
 
@@ -100,7 +106,7 @@ class _Fold:
         else:
             state.count("admitted")
             state.running[group] = event.attempt
-            if self._budgeted:
+            if self.budgeted:
                 state.costs.admitted(group, event.prompt_index)
             if state.end_reason is not None:  # it crossed the end on its way into the log
                 self.drop(group, event.attempt, state.end_reason, NO_FACTS)
@@ -109,7 +115,7 @@ class _Fold:
         """Judged on arrival; what may be trained on waits for a batch."""
         if not self._is_first_end(event):
             return
-        if self._budgeted:
+        if self.budgeted:
             self.state.costs.ended(event.group_id, event.attempt, event.trajectories, complete=True)
         versions = self._observe(event.trajectories)
         facts = self.state.window.judge(versions)
@@ -134,8 +140,11 @@ class _Fold:
         """Its versions advance the window, too; then it is tried again or given up."""
         if not self._is_first_end(event):
             return
-        if self._budgeted:
+        if self.budgeted:
             self.state.costs.ended(event.group_id, event.attempt, event.trajectories, complete=False)
+        if rejected := sum(t.reason == _REJECTED for t in event.trajectories):
+            self.state.count("rejected_groups")
+            self.state.count("rejected_samples", rejected)
         versions = self._observe(event.trajectories)
         facts = self.state.window.judge(versions)
         self._again(event.group_id, event.attempt, event.reason, facts, event.trajectories)
@@ -156,7 +165,11 @@ class _Fold:
 
     def _observe(self, trajectories: Sequence[ev.TrajectoryFacts]) -> tuple[str, ...]:
         """Rule 1 labels of a group, shown to the window; a trajectory without an id neither advances nor drops (W6)."""
-        versions = tuple((real_version(t.version) or "") if t.parent_traj_id else "" for t in trajectories)
+        labels = [t.version if t.parent_traj_id else "" for t in trajectories]
+        if labels.count(labels[0] if labels else "") == len(labels):  # most groups are of one version
+            versions = tuple([real_version(label) or "" for label in labels[:1]] * len(labels))
+        else:
+            versions = tuple([real_version(label) or "" for label in labels])
         if self.state.window.observe(versions):
             self._judge_pending()
         return versions
@@ -187,7 +200,7 @@ class _Fold:
             self.drop(group, attempt, "retry_exhausted", facts)
             return
         costs = self.state.costs
-        if self._budgeted and not costs.take(group, costs.expected(group, known), self.settings.retry.share):
+        if self.budgeted and not costs.take(group, costs.expected(group, known), self.settings.retry.share):
             self.drop(group, attempt, "retry_cost", facts)
             return
         self._leave(group)
@@ -202,8 +215,8 @@ class _Fold:
     def _finish(self, group: str) -> None:
         """A terminal verdict follows."""
         self._leave(group)
-        self.state.finished[group] = None
-        if self._budgeted:
+        self.state.finished.add(group)
+        if self.budgeted:
             self.state.costs.left(group)
 
     def _leave(self, group: str) -> PendingGroup | None:
@@ -227,6 +240,8 @@ class _Fold:
         batch_id: str | None = None,
     ) -> None:
         self.state.count(f"{outcome}:{reason}")
+        if self.quiet:
+            return
         self._emit(
             ev.Verdict,
             group_id=group,
@@ -252,13 +267,14 @@ class _Fold:
     def requested(self, event: ev.BatchRequested) -> None:
         """The trainer waits for one batch at a time; a request of a branch that does not survive is void.
 
-        Every batch id is taken once: a trainer that repeats its request after a restart opens nothing a second time.
+        Every step of a branch is asked for once: a trainer that repeats its request after a restart opens nothing again.
         """
         state = self.state
-        if event.batch_id in state.requested or event.branch != state.branch or state.end_reason is not None:
+        steps = state.requested.setdefault(event.branch, IndexSet())
+        if event.step in steps or event.branch != state.branch or state.end_reason is not None:
             state.ignore("ignored_requests", event.event_id)
             return
-        state.requested[event.batch_id] = None
+        steps.add(event.step)
         state.request = OpenRequest(event.batch_id, event.step)
 
     def rolled_back(self, event: ev.RolledBack) -> None:
@@ -345,6 +361,8 @@ class _Fold:
             self._verdict(group.group_id, group.attempt, "kept", "trained", facts, batch_id=request.batch_id)
 
     def _emit(self, effect: type[Effect], **fields: Any) -> None:
+        if self.quiet:
+            return
         state = self.state
         self.effects.append(
             ev.identified(

@@ -6,13 +6,14 @@ earlier causes are in the log, and only those of the last cause may be there in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from journal.event_log import read_events
-from journal.reader import TopicReader
+from journal.reader import Record, TopicReader, record_at
 from schemas import topics
-from schemas.errors import InvariantBroken
+from schemas.codec import decode
+from schemas.errors import InvariantBroken, SchemaError
 from schemas.events import DeadLetter, Effect
 from schemas.settings import KafkaSettings
 from schemas.topics import Topic
@@ -99,3 +100,26 @@ def read_buried(kafka: KafkaSettings, run_id: str) -> set[int]:
         }
     finally:
         reader.close()
+
+
+def records_until(kafka: KafkaSettings, start: int, stop: int) -> Iterator[Record]:
+    """Records of `control.v1` from offset `start` up to `stop`, as far as there are any."""
+    if start >= stop:
+        return
+    reader = TopicReader(kafka, [topics.CONTROL], start={(topics.CONTROL.name, _PARTITION): start})
+    try:
+        for record in reader.read_to_end():
+            if record.offset >= stop:
+                return
+            yield record
+    finally:
+        reader.close()
+
+
+def holds(kafka: KafkaSettings, offset: int, event_id: str) -> bool:
+    """Whether this event stands at this place of `control.v1`."""
+    record = record_at(kafka, topics.CONTROL, _PARTITION, offset)
+    try:
+        return record is not None and decode(record.value).event_id == event_id
+    except SchemaError:
+        return False

@@ -9,6 +9,7 @@ Invariants:
 * `pending` is in completion order, and no group in it is outside the window;
 * `void` holds the ids of ignored events alone (accepted ones are known by what they changed), so that it stays small;
 * `costs` is kept with `retry.policy = budget` alone;
+* `requested` has the steps of each branch for which a batch was asked;
 * `request` is None or the one open request, on the branch that survives.
 """
 
@@ -22,6 +23,7 @@ import msgspec
 from schemas.errors import CorruptPayload, IncompatibleEvent
 from schemas.events import BatchGroup, RunConfigured
 from schemas.window import VersionWindow, WindowOrder
+from streams.index_set import GroupSet, IndexSet
 from streams.retry_cost import RetryCosts
 
 DIGEST_SIZE = hashlib.sha256().digest_size
@@ -99,10 +101,12 @@ class OpenRequest(msgspec.Struct, frozen=True):
 
 
 class ControlState(msgspec.Struct):
-    """What the fold remembers. `next_offset`: offset of the first record of `control.v1` that is not in it."""
+    """What the fold remembers. `next_offset`: offset of the first record of `control.v1` that is not in it; `last_id`: the
+    event in front of that ("" if it was none)."""
 
     run_id: str
     next_offset: int = 0
+    last_id: str = ""
     policy_id: str = "main"
     settings: FoldSettings | None = None
     window: VersionWindow = msgspec.field(default_factory=lambda: VersionWindow(0))
@@ -110,9 +114,9 @@ class ControlState(msgspec.Struct):
     retrying: dict[str, int] = {}
     pending: dict[str, PendingGroup] = {}
     pending_sequences: int = 0
-    finished: dict[str, None] = {}
+    finished: GroupSet = msgspec.field(default_factory=lambda: GroupSet(""))
     request: OpenRequest | None = None
-    requested: dict[str, None] = {}
+    requested: dict[str, IndexSet] = {}
     branch: str = ""
     branches: dict[str, None] = {}
     steps: int = 0
@@ -121,6 +125,9 @@ class ControlState(msgspec.Struct):
     costs: RetryCosts = msgspec.field(default_factory=RetryCosts)
     void: dict[str, None] = {}
     counters: dict[str, int] = {}
+
+    def __post_init__(self) -> None:
+        self.finished.run_id = self.run_id
 
     @property
     def open_groups(self) -> int:

@@ -1,6 +1,7 @@
 """The controller without Faust: raw records of `control.v1` in, the events in order that have still to be written out.
 
-Built anew at every assignment and fed from offset 0; what stands in the output topics already is folded but not given out.
+Built anew at every assignment from a snapshot or from nothing, and fed from there; what stands in the output topics already
+is folded but not given out. Effects below `written_below` stand in all of them and are not even made.
 """
 
 from __future__ import annotations
@@ -31,11 +32,25 @@ class RawRecord(Protocol):
 class ControllerWorker:
     """`written`: per output topic name. `buried`: offsets that are dead letters already."""
 
-    def __init__(self, run_id: str, written: Mapping[str, Written], buried: set[int]) -> None:
-        self.state = ControlState(run_id)
+    def __init__(
+        self,
+        run_id: str,
+        written: Mapping[str, Written],
+        buried: set[int],
+        state: ControlState | None = None,
+    ) -> None:
+        self.state = ControlState(run_id) if state is None else state
         self.staleness = StalenessNumbers()
+        self.written_below = min((place.last_cause for place in written.values()), default=0)
         self._written = written
         self._buried = buried
+
+    def skim(self, offset: int, key: bytes | None, value: bytes) -> None:
+        """Fold a record whose effects are all written, its dead letter too: one below `written_below` or a committed mark."""
+        try:
+            fold(self.state, offset, decode(value), quiet=True)
+        except SchemaError:
+            self._unreadable(offset, key)
 
     def take(self, record: RawRecord) -> list[Event]:
         """Fold one record. InvariantBroken: the log of effects contradicts the fold."""
@@ -45,23 +60,27 @@ class ControllerWorker:
             event = decode(record.value or b"")
             effects = fold(self.state, record.offset, event)
         except SchemaError as wrong:
-            self.state.next_offset = record.offset + 1
-            return self._dead_letter(record, f"{wrong.code}: {wrong.message}")
+            ours = self._unreadable(record.offset, record.key)
+            return self._dead_letter(record, f"{wrong.code}: {wrong.message}") if ours else []
         if event.run_id == self.state.run_id:
             self.staleness.told(event, effects, self.state)
         return [effect for effect in effects if self._lacks(effect)]
+
+    def _unreadable(self, offset: int, key: bytes | None) -> bool:
+        """Pass over a record; whether it is ours to bury: another run's are its own controller's."""
+        self.state.next_offset, self.state.last_id = offset + 1, ""
+        ours = key in (None, self.state.run_id.encode())
+        self.state.count("dead_letters", int(ours))
+        return ours
 
     def _lacks(self, effect: Effect) -> bool:
         return self._written[topics.TOPIC_OF[type(effect)].name].lacks(effect)
 
     def _dead_letter(self, record: RawRecord, reason: str) -> list[Event]:
-        """Another run's records are its own controller's to bury."""
-        run_id = self.state.run_id
-        if record.offset in self._buried or record.key not in (None, run_id.encode()):
+        if record.offset in self._buried:
             return []
-        self.state.count("dead_letters")
         letter = DeadLetter(
-            run_id=run_id,
+            run_id=self.state.run_id,
             occurred_at=record.timestamp * 1000,
             topic=topics.CONTROL.name,
             partition=0,

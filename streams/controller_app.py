@@ -1,8 +1,9 @@
 """The controller as a process: a Faust worker with one agent on `control.v1` around the pure fold.
 
-Nothing is committed: at every assignment the state is folded again from offset 0, and of the effects only those are written
-that their topics lack (`control_output`). All effects of a record are acknowledged before the next record is taken. A
-second controller of the run waits as a member of the group and takes over when the first one dies.
+All effects of a record are acknowledged before the next record is taken, and the committed offset is only the place from
+which Faust hands out records. At every assignment the state is folded again up to there, from the newest snapshot or from
+offset 0, without Faust and without effects; of the effects behind it only those are written that their topics lack
+(`control_output`). A second controller of the run waits as a member of the group and takes over when the first one dies.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from schemas.errors import HoofprintError
 from schemas.events import EndOfBatches, Event, TrainBatch
 from schemas.settings import Settings
 from streams.assembler_watchdog import Watchdog
-from streams.control_output import read_buried, read_written
+from streams.control_output import holds, read_buried, read_written, records_until
+from streams.control_snapshot import Snapshots
 from streams.control_worker import ControllerWorker, RawRecord
 from streams.faust_process import FaustProcess, make_app
 from streams.group_filters import load_filter
@@ -32,10 +34,11 @@ if TYPE_CHECKING:
     import faust
 
 log = structlog.get_logger()
+_PARTITION = 0
 
 
 class Controller:
-    """Worker, producer and Faust app put together. The owner of marks that never move."""
+    """Worker, producer and Faust app put together. `_mark`: everything below is folded and its effects are acknowledged."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -43,36 +46,52 @@ class Controller:
         self._producer = AckProducer(settings.kafka, f"{settings.run.run_id}-controller")
         self._worker: ControllerWorker | None = None
         self._handling = asyncio.Lock()
+        self._app: faust.App | None = None
+        self._mark: int | None = None
+        self._snapshots = Snapshots(settings.run_directory / "controller", settings.run.run_id)
 
     def low_water(self, partition: int) -> int | None:
-        """Nothing is committed."""
-        return None
+        """The offset to commit."""
+        return self._mark
 
     def forget(self) -> None:
-        """Another assignment: the log is read from its start again."""
-        self._worker = None
+        """Another assignment: the state is folded again."""
+        self._worker = self._mark = None
 
     async def prepare(self) -> None:
-        """Wait until nothing is in flight, then look what is written."""
+        """Wait until nothing is in flight, then look what is written, and fold that."""
+        from streams.faust_private import committed_offsets
+
+        assert self._app is not None
         async with self._handling:
+            committed = committed_offsets(self._app)
+            if _PARTITION not in committed:
+                return  # another controller has it
             try:
-                self._worker = await asyncio.to_thread(self._resume)
+                self._worker = await asyncio.to_thread(self._resume, committed[_PARTITION] or 0)
             except HoofprintError as error:
                 self._process.finish(error)
 
-    def _resume(self) -> ControllerWorker:
+    def _resume(self, committed: int) -> ControllerWorker:
+        """What stands below the committed offset, or has a later effect in every topic, has all its effects written."""
         kafka, run_id = self._settings.kafka, self._settings.run.run_id
         outputs = (topics.VERDICTS, topics.BATCHES)
         written = {topic.name: read_written(kafka, topic, run_id) for topic in outputs}
+        state = self._snapshots.load(lambda offset, event_id: holds(kafka, offset, event_id))
+        start = state.next_offset
+        worker = ControllerWorker(run_id, written, read_buried(kafka, run_id), state)
+        for record in records_until(kafka, start, max(worker.written_below, committed)):
+            worker.skim(record.offset, record.key, record.value)
         log.info(
-            "folding", run_id=run_id, written={name: place.last_cause for name, place in written.items()}
-        )
-        return ControllerWorker(run_id, written, read_buried(kafka, run_id))
+            "folding", run_id=run_id, snapshot=start, at=state.next_offset,
+            written={name: place.last_cause for name, place in written.items()},
+        )  # fmt: skip
+        return worker
 
     async def run(self) -> int:
         """Until SIGTERM (0) or a failure (1)."""
         chunk = self._settings.assembler.chunk_records
-        app = make_app(self._settings, "controller", topics.CONTROL, self, self.take, chunk)
+        app = self._app = make_app(self._settings, "controller", topics.CONTROL, self, self.take, chunk)
         serve_metrics(self._settings.metrics.controller_port, self._numbers)
         watch = Watchdog(self._settings.kafka, self._next_offset, topics.CONTROL)
 
@@ -103,6 +122,10 @@ class Controller:
                 sent = [asyncio.wrap_future(self._producer.send(effect)) for effect in effects]
                 await asyncio.gather(*sent)
                 _say(effects)
+            if self._worker is worker:
+                self._mark = worker.state.next_offset
+        if self._snapshots.due(worker.state):
+            await asyncio.to_thread(self._snapshots.save, worker.state)
 
     def _next_offset(self, partition: int) -> int | None:
         return self._worker.state.next_offset if self._worker is not None else None
@@ -112,8 +135,12 @@ class Controller:
         return controller_numbers(worker.state, worker.staleness) if worker is not None else ()
 
     async def _release(self, in_order: bool) -> None:
-        if in_order:
-            await asyncio.to_thread(self._producer.flush)
+        if not in_order:
+            return
+        await asyncio.to_thread(self._producer.flush)
+        async with self._handling:  # a record in work has its effects acknowledged behind it
+            if self._worker is not None and self._worker.state.last_id:
+                await asyncio.to_thread(self._snapshots.save, self._worker.state)
 
 
 def _say(effects: Sequence[Event]) -> None:

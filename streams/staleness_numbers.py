@@ -1,6 +1,7 @@
 """Dressage's `staleness/...` numbers, from the events and effects of `control.v1` as the controller meets them.
 
-Gaps and spans are those of the newest batch's trajectories. The fold needs none of this, so that it is kept beside it.
+Gaps and spans are those of the newest batch's trajectories, of the first batch on after a start: the fold needs none of
+this, so that it is kept beside it. The counts come from the fold's state and are of the whole log.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from schemas import events as ev
 from schemas.events import Effect, Event
+from schemas.metric_names import MetricName
 from schemas.versions import distinct_real
 from streams.control_state import ControlState
 from streams.metrics_http import Number
-
-_REFUSED = "partial_rollout_staleness_exceeded"
 
 
 class StalenessNumbers:
@@ -23,17 +23,11 @@ class StalenessNumbers:
         self._spans_of: dict[str, list[int]] = {}
         self._spans: list[int] = []
         self._gaps: list[tuple[int, int, float]] = []
-        self._refused_groups = 0
-        self._refused_samples = 0
 
     def told(self, event: Event, effects: Sequence[Effect], state: ControlState) -> None:
         """One record, what it caused, and the state behind it."""
         if isinstance(event, ev.GroupCompleted):
             self._spans_of[event.group_id] = [len(distinct_real(t.versions)) for t in event.trajectories]
-        elif isinstance(event, ev.GroupFailed):
-            refused = sum(t.reason == _REFUSED for t in event.trajectories)
-            self._refused_samples += refused
-            self._refused_groups += refused > 0
         for effect in effects:
             self._caused(effect)
         if isinstance(event, ev.GroupCompleted) and event.group_id not in state.pending:
@@ -56,8 +50,9 @@ class StalenessNumbers:
         yield Number("staleness/dropped_groups", stale)
         yield Number("staleness/current_version_index", state.window.current_index)
         yield Number("staleness/cutoff_version_index", state.window.cutoff_index)
-        yield Number("staleness/partial_rollout_rejected_groups", self._refused_groups)
-        yield Number("staleness/partial_rollout_rejected_samples", self._refused_samples)
+        for what in ("groups", "samples"):
+            name: MetricName = f"staleness/partial_rollout_rejected_{what}"  # type: ignore[assignment]
+            yield Number(name, state.counters.get(f"rejected_{what}", 0))
         if gaps := list(self._gaps):
             yield Number("staleness/version_gap_min", min(low for low, _, _ in gaps))
             yield Number("staleness/version_gap_max", max(high for _, high, _ in gaps))

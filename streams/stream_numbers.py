@@ -12,6 +12,7 @@ from streams.staleness_numbers import StalenessNumbers
 
 _EVENTS = ("applied", "duplicate", "void", "after_end", "closed_attempt", "other_run", "other_kind")
 _OUTCOMES = ("kept", "dropped", "retry")
+_NOT_IGNORED = ("admitted", "dead_letters", "rejected_groups", "rejected_samples")
 
 
 def assembler_numbers(counts: Mapping[str, int], open_groups: int) -> Iterator[Number]:
@@ -33,7 +34,7 @@ def controller_numbers(state: ControlState, staleness: StalenessNumbers) -> Iter
         outcome, _, reason = name.partition(":")
         if outcome in _OUTCOMES:
             yield Number("hoofprint_verdicts_total", count, {"outcome": outcome, "reason": reason})
-        elif name not in ("admitted", "dead_letters"):
+        elif name not in _NOT_IGNORED:
             yield Number("hoofprint_ignored_control_events_total", count, {"why": name})
     yield Number("hoofprint_admitted_groups_total", state.counters.get("admitted", 0))
     yield Number("hoofprint_dead_letters_total", state.counters.get("dead_letters", 0))
