@@ -23,6 +23,7 @@ from journal.producer import AckProducer
 from proxy.asgi import Call, Endpoint
 from proxy.chat_api import ChatApi
 from proxy.control_view import ControlView
+from proxy.conversation import Conversations
 from proxy.engines import Engine, engine_http
 from proxy.errors_http import render_error
 from proxy.gate import Gate
@@ -87,10 +88,11 @@ class Parts:
         controller = GenerationController(self.registry, self.gate, settings.staleness, self.metrics)
         self.turns = Turns(controller, self.registry, self.recorder, proxy, clock, self.metrics)
         self.native = NativeApi(self.access, self.turns, self.limits, self.metrics, proxy.keepalive_s)
-        self.chat = ChatApi(
+        self.conversations = Conversations(
             self.access, self.turns, self.limits, self.metrics,
             Tokenizers(self.registry, self.control, settings.engine.model), proxy.keepalive_s,
         )  # fmt: skip
+        self.chat = ChatApi(self.conversations)
         self.updates = WeightUpdates(
             self.registry, self.gate, controller, self.control, self.producer, settings, clock
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from proxy.chat_request import ChatRequest
 from proxy.generation import Generation
+from proxy.reply_sections import split_reply
 from proxy.tito import ChatTokenizer
 from proxy.tool_calls import parse_tool_calls
 
@@ -27,10 +28,15 @@ def final_text(generation: Generation, tokenizer: ChatTokenizer, stops: Sequence
     return text
 
 
-def assistant_message(text: str, tools: Sequence[Any], salt: str) -> dict[str, Any]:
+def assistant_message(
+    text: str, tools: Sequence[Any], salt: str, *, thinks: bool = False, inside: bool = False
+) -> dict[str, Any]:
     """The message that the client gets, and that it sends back as history."""
+    reasoning, text = split_reply(text, thinks=thinks, inside=inside)
     content, calls = parse_tool_calls(text, salt) if tools else (text, [])
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = calls
     return message

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from proxy.tool_calls import CLOSE
 from schemas.errors import BadRequest
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -16,7 +17,7 @@ _KNOWN = frozenset(
         "messages", "model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "max_tokens",
         "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "seed", "n", "logprobs", "top_logprobs",
         "response_format", "presence_penalty", "frequency_penalty", "repetition_penalty", "tools", "tool_choice",
-        "chat_template_kwargs", "final", "end", "session_id", "instance_id", "turn_id",
+        "parallel_tool_calls", "chat_template_kwargs", "final", "end", "session_id", "instance_id", "turn_id",
     }
 )  # fmt: skip
 _REFUSED = (
@@ -61,7 +62,14 @@ class ChatRequest(msgspec.Struct):
 
 
 def parse_chat(body: dict[str, Any], temperature: float) -> ChatRequest:
-    """BadRequest names the field."""
+    """A chat completion. BadRequest names the field."""
+    request = parse_options(body, temperature)
+    request.messages = _messages(body.get("messages"))
+    return request
+
+
+def parse_options(body: dict[str, Any], temperature: float) -> ChatRequest:
+    """Everything but the messages; every API comes through here. BadRequest names the field."""
     for field in _REFUSED:
         if body.get(field):
             raise BadRequest(f"{field} cannot be honoured", field=field)
@@ -72,6 +80,8 @@ def parse_chat(body: dict[str, Any], temperature: float) -> ChatRequest:
     tools = _tools(body)
     logprobs = bool(body.get("logprobs"))
     stops = _stops(body)
+    if tools and body.get("parallel_tool_calls") is False:
+        stops = [*stops, CLOSE]  # the end of the first call ends the turn
     sampling = _sampling(body, temperature, stops)
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
@@ -82,7 +92,7 @@ def parse_chat(body: dict[str, Any], temperature: float) -> ChatRequest:
     if not isinstance(body.get("stream") or False, bool):
         raise BadRequest("stream must be true or false", field="stream")
     return ChatRequest(
-        messages=_messages(body.get("messages")),
+        messages=[],
         tools=tools,
         sampling=sampling,
         max_tokens=_max_tokens(body),

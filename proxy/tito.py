@@ -1,9 +1,10 @@
 """Token-in token-out for chat: the tokens an engine produced are never encoded again; a turn encodes only what it appends.
 
 The appended messages are rendered behind a stand-in assistant message, so that the cost of a turn does not grow with its
-history; what follows the stand-in's content is the end of that message, the new messages and the generation prompt. Where
-the history is small the result is verified against the full rendering, and the tokens a full encoding would have
-changed are counted. A template that does not render so gets a new lineage (`incremental_tokenization_failed`).
+history; what follows the stand-in is the end of that message, the new messages and the generation prompt. Where the history
+is small, the full rendering must end in the same text. A template that does not render so gets a new lineage
+(`incremental_tokenization_failed`), and so does one that takes the reasoning out of earlier answers (`history_rewrite`): what
+the model would read is not what the lineage has. Tokens that encoding the last answer anew would change are counted.
 """
 
 from __future__ import annotations
@@ -11,23 +12,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from proxy.control_view import ControlView
+from proxy.markup import Markup, Message
 from proxy.registry import EngineRegistry
+from proxy.routing import Reason
 from schemas.errors import BadRequest
 
 log = structlog.get_logger(__name__)
 
-Message = dict[str, Any]
 _STAND_IN = "\u2042stand-in\u2042"
+_THOUGHT = "\u2042thought\u2042"
+_ASKED: Message = {"role": "user", "content": "."}
 _VERIFY_CHARACTERS = 20_000
 
 
 class TemplateCannot(Exception):
-    """The template does not let the appended messages be rendered on their own."""
+    """The turn cannot be appended: `reason` of the new lineage."""
+
+    def __init__(self, message: str, reason: Reason = "incremental_tokenization_failed") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Appended(NamedTuple):
+    """What a turn adds to its lineage, and how many tokens encoding its parent's answer anew would change."""
+
+    ids: list[int]
+    mismatch: int
 
 
 class ChatTokenizer:
@@ -35,7 +50,11 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        added = {token.content: bool(token.special) for token in tokenizer.added_tokens_decoder.values()}
+        self._added = frozenset(tokenizer.added_tokens_decoder)
+        self._markup = Markup(added)
         self.eos_token_id: int | None = tokenizer.eos_token_id
+        self.thinks = "</think>" in str(tokenizer.chat_template)
 
     def render(
         self,
@@ -65,56 +84,126 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of output tokens, special tokens left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(
+            self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
 
     def token_text(self, token: int) -> str:
         """Text of one token, as it is."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
 
-    def suffix(
-        self,
-        head: Sequence[Message],
-        appended: Sequence[Message],
-        tools: Sequence[Any] | None,
-        options: Mapping[str, Any],
-        last_token: int | None,
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, options: Mapping[str, Any]
     ) -> list[int]:
-        """Ids behind an assistant turn: its end (but what the engine produced of it, `last_token`), `appended`, the prompt.
+        """Ids of a whole conversation. BadRequest: the template refuses it."""
+        shielded = self._markup.shield(messages, tools)
+        return self._ids(self.render(shielded.messages, shielded.tools, options), shielded.mark)
 
-        `head`: leading system messages. TemplateCannot.
-        """  # fmt: skip
-        base = [*head, {"role": "user", "content": "."}, {"role": "assistant", "content": _STAND_IN}]
-        try:
-            text = self.render([*base, *appended], tools, options)
-        except BadRequest as refused:
-            raise TemplateCannot(refused.message) from refused
+    def append(
+        self, kept: Sequence[int], answered: int, known: int, messages: Sequence[Message], tools: Sequence[Any] | None,
+        options: Mapping[str, Any],
+    ) -> Appended:  # fmt: skip
+        """What `messages[known:]` add behind `kept`, which ends with `answered` tokens of the engine. TemplateCannot."""
+        shielded = self._markup.shield(messages, tools)
+        view = _View(self, shielded.messages, shielded.tools, options, known)
+        tail = view.tail()
+        view.check(tail)
+        ids = self._ids(tail, shielded.mark)
+        answer = kept[len(kept) - answered :]
+        if ids and kept and ids[0] == kept[-1] and ids[0] in self._added:
+            ids, answer = ids[1:], answer[: len(answer) - 1]  # the engine ended the turn as the template does
+        before, after = (self._ids(text, shielded.mark) for text in view.window(tail))
+        return Appended(ids, changed_tokens([*before, *answer], after))
+
+    def _ids(self, text: str, mark: str) -> list[int]:
+        if not mark:
+            return self.encode(text)
+        text = text.replace(f"\\u{ord(mark):04x}", mark)  # some templates write JSON in ASCII
+        return [i for piece in text.split(mark) for i in self.encode(piece)]
+
+
+class _View:
+    """The renderings that one turn needs, all but one of them short."""
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[Any] | None,
+        options: Mapping[str, Any], known: int,
+    ) -> None:  # fmt: skip
+        self._tokenizer = tokenizer
+        self._messages = messages
+        self._tools = tools
+        self._options = options
+        self._known = known
+        self._answer = messages[known - 1]
+        self._appended = messages[known:]
+        system = next((i for i, m in enumerate(messages) if m["role"] != "system"), 0)
+        self._head = [*messages[:system], _ASKED]
+
+    def tail(self) -> str:
+        """Text behind the answer: its end, the appended messages, the generation prompt."""
+        plain: Message = {"role": "assistant", "content": _STAND_IN}
+        calls = self._answer.get("tool_calls")
+        if calls:
+            try:
+                return self._behind_calls(plain, {**plain, "tool_calls": calls})
+            except TemplateCannot:
+                pass  # it may not render content beside calls, or want no calls at all
+        return self._behind([plain, *self._appended])
+
+    def _behind_calls(self, plain: Message, calling: Message) -> str:
+        """Some templates look from a result back to its call, so the stand-in has the calls, too."""
+        end = self._behind([plain], prompt=False)
+        calls = self._behind([calling], prompt=False)
+        whole = self._behind([calling, *self._appended])
+        if not calls.endswith(end) or not whole.startswith(calls):
+            raise TemplateCannot("the template renders calls in another way when something follows")
+        return end + whole[len(calls) :]
+
+    def _behind(self, messages: Sequence[Message], *, prompt: bool = True) -> str:
+        text = self._render([*self._head, *messages], self._tools, prompt=prompt)
         _, found, tail = text.rpartition(_STAND_IN)
         if not found:
             raise TemplateCannot("the template drops or rewrites assistant content")
-        ids = self.encode(tail)
-        return ids[1:] if ids and ids[0] == last_token else ids
+        return tail
 
-    def verify(
-        self,
-        kept: Sequence[int],
-        tail: Sequence[int],
-        messages: Sequence[Message],
-        tools: Sequence[Any] | None,
-        options: Mapping[str, Any],
-    ) -> int:
-        """Tokens that a full encoding of a small history changes. TemplateCannot: it does not end as the tail does."""
-        if sum(len(str(message.get("content"))) for message in messages) > _VERIFY_CHARACTERS:
-            return 0
-        full = self.encode(self.render(messages, tools, options))
-        if full[-len(tail) :] != list(tail) and not _ends_alike(self, full, tail):
+    def check(self, tail: str) -> None:
+        """TemplateCannot: the full rendering ends in another way, or lacks reasoning that the lineage has."""
+        for message in reversed(self._messages[: self._known]):
+            if message["role"] == "user":
+                break
+            thinking = _thinking(message)
+            if thinking is not None:
+                if _THOUGHT not in self._render([*self._head, thinking, *self._appended], self._tools):
+                    raise TemplateCannot("the template takes reasoning out of history", "history_rewrite")
+                break
+        size = sum(len(str(message.get("content"))) for message in self._messages)
+        if size <= _VERIFY_CHARACTERS and not self._render(self._messages, self._tools).endswith(tail):
             raise TemplateCannot("the full rendering ends in another way")
-        return changed_tokens([*kept, *tail], full)
+
+    def window(self, tail: str) -> tuple[str, str]:
+        """The prompt of the answer, and prompt with answer as history has it: short, for comparison."""
+        whole = self._render([_ASKED, self._answer, *self._appended], None)
+        return self._render([_ASKED], None), whole.removesuffix(tail)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, *, prompt: bool = True
+    ) -> str:
+        try:
+            return self._tokenizer.render(messages, tools, self._options, prompt=prompt)
+        except BadRequest as refused:
+            raise TemplateCannot(refused.message) from refused
 
 
-def _ends_alike(tokenizer: ChatTokenizer, full: Sequence[int], tail: Sequence[int]) -> bool:
-    """Neighbouring text may merge with the first tokens of the tail; the text behind must be the same."""
-    wanted = "".join(map(tokenizer.token_text, tail)).strip()
-    return "".join(map(tokenizer.token_text, full[-len(tail) - 8 :])).strip().endswith(wanted)
+def _thinking(message: Message) -> Message | None:
+    """A stand-in with reasoning, where the message has any."""
+    if message["role"] != "assistant":
+        return None
+    if str(message.get("reasoning_content") or "").strip():
+        return {"role": "assistant", "content": _STAND_IN, "reasoning_content": _THOUGHT}
+    before, found, _ = str(message.get("content") or "").partition("</think>")
+    if not found or not before.replace("<think>", "").strip():
+        return None
+    return {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_STAND_IN}"}
 
 
 def changed_tokens(kept: Sequence[int], full: Sequence[int]) -> int:

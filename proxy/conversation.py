@@ -1,0 +1,282 @@
+"""One turn of a conversation, whichever API it came through: prompt, generation, answer, record, and its pieces as they come.
+
+Every agent-facing API maps its request to `ChatRequest` and its answer from the assistant's message made here, so that
+lineages, digests and tokens do not depend on the API. The conversation decides the lineage; the prompt is the lineage's
+own tokens plus the encoding of what was appended. The log has, per turn, only the messages it added, so a restarted
+proxy can follow the conversation at linear cost. Invariant: what ends an answer is given only when the record is in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+import structlog
+
+from proxy.asgi import Call
+from proxy.chat_reply import assistant_message, final_text
+from proxy.chat_request import ChatRequest
+from proxy.detokenize import TextStream
+from proxy.generation import Generation
+from proxy.limits import Limits
+from proxy.metrics import Metrics
+from proxy.reply_sections import THINK, SectionStream
+from proxy.routing import Place, chain_of, next_link, place_messages, request_digest
+from proxy.session_access import SessionAccess
+from proxy.sessions import Session
+from proxy.streaming import watch_generation
+from proxy.tito import ChatTokenizer, TemplateCannot, Tokenizers
+from proxy.tool_calls import OPEN
+from proxy.turn import Turn
+from proxy.turns import Turns, end_of, text_field
+from schemas.errors import EngineRejected, HoofprintError
+from schemas.events import EndFacts, TokenSegment
+from schemas.tokens import ids_of, pack_ids
+
+log = structlog.get_logger(__name__)
+
+_ONE_CALL = EndFacts(segment_count=0, status="completed", reason="single_call")
+_PROMPT_END = 16
+"""Tokens at a prompt's end in which an opened `<think>` is looked for."""
+
+_ENGINE_FIELDS = {"json_schema": "response_format", "sampling_seed": "seed", "min_new_tokens": "min_tokens"}
+
+
+@dataclass(slots=True, eq=False)
+class Talk:
+    """A turn with what its answer needs. `inside`: the prompt has opened the reasoning. `created`: seconds."""
+
+    request: ChatRequest
+    tokenizer: ChatTokenizer
+    turn: Turn
+    created: int
+    inside: bool = False
+    thinks: bool = False
+    message: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def generation(self) -> Generation:
+        """The turn's generation."""
+        return self.turn.generation
+
+    def answer(self) -> dict[str, Any]:
+        """The assistant's message; the turn learns the conversation behind it."""
+        generation, request = self.generation, self.request
+        text = final_text(generation, self.tokenizer, request.stops)
+        self.message = assistant_message(
+            text, request.tools, generation.rid, thinks=self.thinks, inside=self.inside
+        )
+        self.turn.response = orjson.dumps(self.message).decode()
+        if self.turn.chain:
+            self.turn.chain = next_link(self.turn.chain, self.message)
+        return self.message
+
+
+@dataclass(slots=True, frozen=True)
+class Piece:
+    """What a stream may show. `begin`: the generation runs; `idle`: keep alive; `[first, stop)`: output tokens it covers."""
+
+    kind: Literal["begin", "idle", "reasoning", "content"]
+    text: str = ""
+    first: int = 0
+    stop: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Ending:
+    """The answer is in the log."""
+
+    segment: TokenSegment
+
+
+class Conversations:
+    """Runs turns of conversations."""
+
+    def __init__(
+        self, access: SessionAccess, turns: Turns, limits: Limits, metrics: Metrics, tokenizers: Tokenizers,
+        keepalive_s: float,
+    ) -> None:  # fmt: skip
+        self._access = access
+        self._turns = turns
+        self._metrics = metrics
+        self._keepalive_s = keepalive_s
+        self.limits = limits
+        self.tokenizers = tokenizers
+        self.temperature = turns.temperature
+        self.clock = turns.clock
+
+    # -- before --------------------------------------------------------------------------------------
+
+    async def begin(
+        self, call: Call, body: dict[str, Any], request: ChatRequest, api: str, received_at: int
+    ) -> Talk:
+        """The turn of a request in its session."""
+        tokenizer = await self.tokenizers.get()
+        session, one_call = await self.enter(call, body, request.ignored)
+        chain = chain_of(request.tools, request.messages)
+        place = place_messages(session.by_chain, chain, session.known_tools)
+        session.known_tools.add(chain[0])
+        place, context, mismatch = _encode(session, place, request, tokenizer)
+        turn = self.turn(session, place, context, request, tokenizer, api, received_at)
+        known = place.parent.messages if place.parent is not None else 0
+        recorded: dict[str, Any] = {"messages": request.messages[known:]}
+        if place.parent is None and request.tools:
+            recorded["tools"] = request.tools
+        turn.request = orjson.dumps(recorded).decode()
+        turn.digest = request_digest(chain)
+        turn.chain, turn.messages = chain[-1], len(request.messages) + 1
+        turn.mismatch_tokens = mismatch
+        self.identify(call, body, turn, one_call=one_call)
+        inside = tokenizer.thinks and _opened(turn.generation.prompt, tokenizer)
+        return Talk(request, tokenizer, turn, received_at // 1_000_000, inside, tokenizer.thinks)
+
+    async def enter(self, call: Call, body: dict[str, Any], ignored: list[str]) -> tuple[Session, bool]:
+        """The session; advisory fields are counted, and each named once per session in the log."""
+        session, one_call = await self._access.session_for(call, body)
+        for name in ignored:
+            self._metrics.ignored(name)
+        new = sorted(set(ignored) - session.named_fields)
+        if new:
+            session.named_fields.update(new)
+            log.info(
+                "advisory_fields_ignored",
+                session_id=session.identity.session_id,
+                fields=[name[:64] for name in new[:64]],
+            )
+        return session, one_call
+
+    def identify(self, call: Call, body: dict[str, Any], turn: Turn, *, one_call: bool) -> None:
+        """The turn's name, and the end that comes with it."""
+        turn.turn_id = text_field(call, body, "x-turn-id", "turn_id")
+        turn.end = end_of(body) or (_ONE_CALL if one_call else None)
+
+    def turn(
+        self, session: Session, place: Place, context: list[int], request: ChatRequest, tokenizer: ChatTokenizer,
+        api: str, received_at: int,
+    ) -> Turn:  # fmt: skip
+        """A turn at a place. BadRequest, ContextOverflow."""
+        prompt = [*ids_of(session.tokens_of(place)).tolist(), *context]
+        self._turns.check_ids(prompt)
+        budget = self._turns.budget(session, len(prompt), request.max_tokens)
+        sampling = dict(request.sampling)
+        if tokenizer.eos_token_id is not None and not sampling.get("ignore_eos"):
+            sampling["stop_token_ids"] = sorted({*sampling.get("stop_token_ids", ()), tokenizer.eos_token_id})
+        generation = Generation(
+            session, prompt, sampling, budget, eager=request.stream, tops=request.top_logprobs
+        )
+        return Turn(
+            api=api,
+            generation=generation,
+            place=place,
+            context_ids=pack_ids(context),
+            digest="",
+            sampling=orjson.dumps({**sampling, "max_new_tokens": budget}).decode(),
+            received_at=received_at,
+            check=self._turns.checker(generation),
+        )
+
+    # -- whole ---------------------------------------------------------------------------------------
+
+    async def run(self, talk: Talk) -> TokenSegment:
+        """Generate, answer (`talk.message`), record."""
+        with naming_engine_fields():
+            await self._turns.generate(talk.turn)
+        talk.answer()
+        return await self._turns.record(talk.turn)
+
+    # -- stream --------------------------------------------------------------------------------------
+
+    async def stream(self, talk: Talk) -> AsyncGenerator[Piece | Ending, None]:
+        """Pieces as they become certain, then, acknowledged, the ending. Leaving early aborts the generation."""
+        generation, request = talk.generation, talk.request
+        text = TextStream(talk.tokenizer.decode, request.stops, None)
+        sections = SectionStream(
+            thinks=talk.thinks, inside=talk.inside, marker=OPEN if request.tools else None
+        )
+        work = asyncio.ensure_future(self._turns.generate(talk.turn))
+        begun, told = False, 0
+        with naming_engine_fields():
+            async with aclosing(watch_generation(generation, work, self._keepalive_s)) as arrivals:
+                async for news in arrivals:
+                    if not begun:
+                        begun = True
+                        yield Piece("begin")
+                    new = text.take(generation.output_ids) if news else ""
+                    if not news:
+                        yield Piece("idle")
+                    for part, shown in sections.feed(new) if new else ():
+                        now = len(generation.output_ids)
+                        yield Piece(part, shown, told, now)
+                        told = now
+        message = talk.answer()
+        if not begun:
+            yield Piece("begin")
+        count = len(generation.output_ids)
+        for part, shown in sections.finish(message.get("reasoning_content") or "", message["content"] or ""):
+            yield Piece(part, shown, told, count)
+            told = count
+        if request.logprobs and told < count:
+            yield Piece("content", "", told, count)
+        async for last in self._recorded(talk):
+            yield last
+
+    async def _recorded(self, talk: Talk) -> AsyncGenerator[Piece | Ending, None]:
+        recording = asyncio.ensure_future(self._turns.record(talk.turn))
+        try:
+            while not (await asyncio.wait((recording,), timeout=self._keepalive_s))[0]:
+                yield Piece("idle")
+            yield Ending(recording.result())
+        finally:
+            recording.cancel()  # nothing if it has landed; the record itself is followed to its end all the same
+
+
+@contextmanager
+def naming_engine_fields() -> Iterator[None]:
+    """What an engine refuses is named by the client's field, where its message names ours."""
+    try:
+        yield
+    except EngineRejected as refused:
+        for ours, theirs in _ENGINE_FIELDS.items():
+            if ours in refused.message:
+                refused.detail.setdefault("field", theirs)
+        raise
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Refusals name the field as this API calls it."""
+    try:
+        yield
+    except HoofprintError as refused:
+        name = refused.detail.get("field")
+        if isinstance(name, str) and name in names:
+            refused.detail["field"] = names[name]
+            refused.message = refused.message.replace(name, names[name])
+        raise
+
+
+def _opened(prompt: list[int], tokenizer: ChatTokenizer) -> bool:
+    end = "".join(map(tokenizer.token_text, prompt[-_PROMPT_END:]))
+    return end.rstrip().endswith(THINK)
+
+
+def _encode(
+    session: Session, place: Place, request: ChatRequest, tokenizer: ChatTokenizer
+) -> tuple[Place, list[int], int]:
+    """Where the turn really goes, the ids it adds, and the tokens that encoding its parent's answer anew would change."""
+    messages, tools, options = request.messages, request.tools, request.template
+    if place.parent is not None:
+        kept = ids_of(session.tokens_of(place)).tolist()
+        try:
+            added = tokenizer.append(
+                kept, place.parent.output, place.parent.messages, messages, tools, options
+            )
+        except TemplateCannot as cannot:
+            place = Place(None, 0, cannot.reason)
+        else:
+            return place, added.ids, added.mismatch
+    return place, tokenizer.prompt(messages, tools, options), 0
