@@ -1,11 +1,12 @@
 """The CPU engine: a real causal LM in torch behind SGLang's HTTP contract, for machines without a GPU.
 
-It serves any Llama- or Qwen3-style Hugging Face checkpoint directory. One thread runs the model with
+It serves any Llama-, Qwen3- or Qwen3-MoE-style Hugging Face checkpoint directory. One thread runs the model with
 continuous batching (`scheduler`), one event loop answers HTTP (`server`); the two exchange `Generation`
 objects.
 
 checkpoint   config.json and safetensors to a `ModelSpec` and `Weights`
 model        the forward pass over slots of a key-value cache (`kvcache`)
+experts      a mixture of experts, and which of them a position was routed to
 sampling     draws tokens from logits; the noise depends on seed and position alone
 contract     the HTTP bodies: what is accepted, what is refused and how, what is answered
 generation   one request's life: tokens, log-probs, version spans, finish reason

@@ -61,6 +61,8 @@ class Batch:
         """Take a row out; the last row takes its place."""
         generation = self.rows[row]
         self._special -= _is_special(generation)
+        if generation.experts_start is not None:
+            generation.routes = self.cache.routes(row, int(self.length[row]))
         tail = len(self.rows) - 1
         if row != tail:
             self.cache.move(tail, row, int(self.length[tail]))

@@ -1,4 +1,4 @@
-"""Read a Hugging Face checkpoint directory (config.json, safetensors) of the Llama or Qwen3 family.
+"""Read a Hugging Face checkpoint directory (config.json, safetensors) of the Llama or Qwen3 family (Qwen3-MoE too).
 
 Why not `transformers`: importing it costs seconds, and the engine reads a new checkpoint at every weight
 update. Weights are kept in the form that the forward pass wants: float32; q, k and v in one matrix, gate
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from schemas.errors import ConfigError
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,17 @@ class ModelSpec:
     context_length: int
     tied: bool
     eos_token_ids: frozenset[int]
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_layers: frozenset[int] = frozenset()
+    normalise_experts: bool = False
+    """Whether the weights of the chosen experts sum to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. `qk_norm` is (heads + kv_heads, head_dim), absent for Llama."""
+    """One decoder layer. `qk_norm` is (heads + kv_heads, head_dim), absent for Llama. With a `router`, `gate_up` and `down`
+    have one matrix per expert."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -60,6 +66,7 @@ class LayerWeights:
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    router: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ def read_spec(directory: Path) -> ModelSpec:
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"{directory} holds {architecture}; the CPU engine serves {' and '.join(ARCHITECTURES)}.",
+            f"{directory} holds {architecture}; the CPU engine serves {', '.join(ARCHITECTURES)}.",
             architecture=architecture,
         )
     if (
@@ -96,7 +103,7 @@ def read_spec(directory: Path) -> ModelSpec:
     if rope_type not in ("default", "linear", "llama3"):
         raise ConfigError(f"{directory}: rope type {rope_type} is not supported.", rope_type=rope_type)
     context = int(config.get("max_position_embeddings", 2048))
-    return ModelSpec(
+    spec = ModelSpec(
         architecture=architecture,
         model_type=str(config.get("model_type", "")),
         vocab_size=int(config["vocab_size"]),
@@ -115,7 +122,25 @@ def read_spec(directory: Path) -> ModelSpec:
         context_length=context,
         tied=bool(config.get("tie_word_embeddings", False)),
         eos_token_ids=_end_tokens(directory, config),
+        **_experts(config, architecture),
     )
+    if spec.experts_per_token > spec.head_dim:
+        raise ConfigError(f"{directory}: more experts per token than a head has dimensions.")
+    return spec
+
+
+def _experts(config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    count = config.get("num_experts") or config.get("num_local_experts")  # the newer name is the second
+    if architecture != "Qwen3MoeForCausalLM" or not count:
+        return {}
+    dense, step = set(config.get("mlp_only_layers") or ()), int(config.get("decoder_sparse_step") or 1)
+    layers = range(int(config["num_hidden_layers"]))
+    return {
+        "experts": int(count),
+        "experts_per_token": int(config["num_experts_per_tok"]),
+        "expert_layers": frozenset(i for i in layers if i not in dense and (i + 1) % step == 0),
+        "normalise_experts": bool(config.get("norm_topk_prob", False)),
+    }
 
 
 def read_weights(directory: Path, spec: ModelSpec) -> Weights:
@@ -138,19 +163,20 @@ def read_weights(directory: Path, spec: ModelSpec) -> Weights:
     tied = spec.tied or "lm_head.weight" not in tensors
     return Weights(
         embedding=embedding,
-        layers=tuple(_read_layer(f"model.layers.{i}.", spec, take, tensors) for i in range(spec.layers)),
+        layers=tuple(_read_layer(i, spec, take, tensors) for i in range(spec.layers)),
         norm=take("model.norm.weight", spec.hidden_size),
         head=embedding if tied else take("lm_head.weight", spec.vocab_size, spec.hidden_size),
     )
 
 
 def _read_layer(
-    prefix: str, spec: ModelSpec, take: Callable[..., Tensor], tensors: dict[str, Tensor]
+    index: int, spec: ModelSpec, take: Callable[..., Tensor], tensors: dict[str, Tensor]
 ) -> LayerWeights:
-    width, dim = spec.hidden_size, spec.head_dim
+    prefix, width, dim = f"model.layers.{index}.", spec.hidden_size, spec.head_dim
     q_rows, kv_rows = spec.heads * dim, spec.kv_heads * dim
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    inner = tensors[f"{mlp}gate_proj.weight"].shape[0] if f"{mlp}gate_proj.weight" in tensors else 0
+    experts = [f"{mlp}experts.{i}." for i in range(spec.experts)] if index in spec.expert_layers else []
+    parts = [_read_mlp(part, width, take, tensors) for part in experts or [mlp]]
     bias: Tensor | None = None
     if f"{attention}q_proj.bias" in tensors:
         bias = torch.cat(
@@ -161,7 +187,7 @@ def _read_layer(
             ]
         )
     qk_norm: Tensor | None = None
-    if spec.architecture == "Qwen3ForCausalLM":
+    if spec.architecture != "LlamaForCausalLM":
         q_norm = _interleave(take(f"{attention}q_norm.weight", dim), dim)
         k_norm = _interleave(take(f"{attention}k_norm.weight", dim), dim)
         qk_norm = torch.cat([q_norm.expand(spec.heads, dim), k_norm.expand(spec.kv_heads, dim)])
@@ -180,11 +206,20 @@ def _read_layer(
         output=take(f"{attention}o_proj.weight", width, q_rows),
         output_bias=take(f"{attention}o_proj.bias", width) if has_output_bias else None,
         mlp_norm=take(f"{prefix}post_attention_layernorm.weight", width),
-        gate_up=torch.cat(
-            [take(f"{mlp}gate_proj.weight", inner, width), take(f"{mlp}up_proj.weight", inner, width)]
-        ),
-        down=take(f"{mlp}down_proj.weight", width, inner),
+        gate_up=torch.stack([p[0] for p in parts]) if experts else parts[0][0],
+        down=torch.stack([p[1] for p in parts]) if experts else parts[0][1],
+        router=take(f"{mlp}gate.weight", spec.experts, width) if experts else None,
     )
+
+
+def _read_mlp(
+    prefix: str, width: int, take: Callable[..., Tensor], tensors: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Gate and up in one matrix, and down, of a whole MLP or of one expert."""
+    gate = f"{prefix}gate_proj.weight"
+    inner = tensors[gate].shape[0] if gate in tensors else 0
+    gate_up = torch.cat([take(gate, inner, width), take(f"{prefix}up_proj.weight", inner, width)])
+    return gate_up, take(f"{prefix}down_proj.weight", width, inner)
 
 
 def _interleave(rows: Tensor, dim: int) -> Tensor:

@@ -83,6 +83,7 @@ class GenerateBody(msgspec.Struct):
     stream: bool | None = False
     return_prompt_token_ids: bool | None = False
     return_routed_experts: bool | None = False
+    routed_experts_start_len: int | None = 0
 
 
 class AbortBody(msgspec.Struct):
@@ -122,6 +123,7 @@ class Limits:
     context_length: int
     eos_token_ids: frozenset[int]
     has_tokenizer: bool
+    has_experts: bool = False
 
 
 def decode(raw: bytes, body: type[Body]) -> Body:
@@ -219,8 +221,7 @@ def to_generation(body: GenerateBody, prompt: list[int], limits: Limits, default
     """A checked request, ready for the scheduler."""
     sampling = resolve_sampling(body.sampling_params, limits)
     check_prompt(prompt, sampling.max_new_tokens, limits)
-    if body.return_routed_experts:
-        raise Refused("return_routed_experts: this is a dense model.", field="return_routed_experts")
+    experts_start = _experts_start(body, len(prompt), limits)
     wants_logprob = bool(body.return_logprob)
     start = -1 if body.logprob_start_len is None or not wants_logprob else body.logprob_start_len
     if start >= len(prompt):
@@ -238,5 +239,20 @@ def to_generation(body: GenerateBody, prompt: list[int], limits: Limits, default
         return_logprob=wants_logprob,
         logprob_start=start,
         top_logprobs=min(body.top_logprobs_num or 0, limits.vocab_size) if wants_logprob else 0,
+        experts_start=experts_start,
         stream=bool(body.stream),
     )
+
+
+def _experts_start(body: GenerateBody, prompt_tokens: int, limits: Limits) -> int | None:
+    if not body.return_routed_experts:
+        return None
+    if not limits.has_experts:
+        raise Refused("return_routed_experts: this is a dense model.", field="return_routed_experts")
+    start = body.routed_experts_start_len or 0
+    if not 0 <= start <= prompt_tokens:
+        raise Refused(
+            f"routed_experts_start_len ({start}) must be from 0 to the number of input tokens ({prompt_tokens}).",
+            field="routed_experts_start_len",
+        )
+    return start

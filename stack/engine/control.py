@@ -152,6 +152,7 @@ class Control:
         return 200, {
             **options,
             "weight_version": self._scheduler.version,
+            "enable_return_routed_experts": self._limits.has_experts,
             "internal_states": states,
             "startup_time": self._started,
             "version": "hoofprint-cpu-engine",

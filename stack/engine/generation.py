@@ -13,6 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
+from stack.engine.experts import encode_routes
 from stack.engine.sampling import Sampling
 
 
@@ -44,12 +47,16 @@ class Generation:
     return_logprob: bool = False
     logprob_start: int = -1
     top_logprobs: int = 0
+    experts_start: int | None = None
+    """First position whose routed experts are wanted; None: they are not."""
     stream: bool = False
     arrived: float = field(default_factory=time.perf_counter)
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[list[tuple[float, int]]] = field(default_factory=list)
     prompt_logprobs: list[float] | None = None
+    routes: Tensor | None = None
+    """Routed experts (positions, layers, top_k) when it last left the batch."""
     cached_tokens: int = 0
     retractions: int = 0
     spans: list[tuple[str, int]] = field(default_factory=list)
@@ -124,6 +131,8 @@ class Generation:
             meta["weight_versions"] = self.version_spans() or [{"version": version, "start": 0, "end": 0}]
             meta["e2e_latency"] = time.perf_counter() - self.arrived
             meta["response_sent_to_client_ts"] = time.time()
+            if self.experts_start is not None and self.routes is not None:
+                meta["routed_experts"] = encode_routes(self.routes, self.experts_start)
         return meta
 
     def _add_logprobs(self, meta: dict[str, Any], first: int, end: int) -> None:

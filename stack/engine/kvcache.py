@@ -15,7 +15,10 @@ from stack.engine.checkpoint import ModelSpec
 
 
 class KVCache:
-    """One tensor (layers, 2, slots, kv_heads, positions, head_dim); the 2 are keys and values."""
+    """One tensor (layers, 2, slots, kv_heads, positions, head_dim); the 2 are keys and values.
+
+    A model with experts has one more head: in it, every position's experts stand with its keys (see `experts`).
+    """
 
     def __init__(self, spec: ModelSpec, *, slots: int = 8, positions: int = 128) -> None:
         self._spec = spec
@@ -23,7 +26,8 @@ class KVCache:
 
     def _allocate(self, slots: int, positions: int) -> Tensor:
         spec = self._spec
-        return torch.zeros(spec.layers, 2, slots, spec.kv_heads, positions, spec.head_dim)
+        heads = spec.kv_heads + (1 if spec.experts else 0)
+        return torch.zeros(spec.layers, 2, slots, heads, positions, spec.head_dim)
 
     @property
     def slots(self) -> int:
@@ -54,6 +58,11 @@ class KVCache:
     def read(self, slot: int, length: int) -> Tensor:
         """An independent copy of a slot's first positions: (layers, 2, kv_heads, length, head_dim)."""
         return self.data[:, :, slot, :, :length].clone()
+
+    def routes(self, slot: int, length: int) -> Tensor:
+        """Experts of a slot's first positions: an independent copy, (length, layers, top_k)."""
+        found = self.data[:, 0, slot, self._spec.kv_heads, :length, : self._spec.experts_per_token]
+        return found.to(torch.int32).transpose(0, 1).contiguous()
 
     def write(self, slot: int, prefix: Tensor) -> None:
         """Put what `read` returned at the start of a slot."""

@@ -1,4 +1,4 @@
-"""The forward pass of Llama and Qwen3 on CPU, over slots of a `KVCache`.
+"""The forward pass of Llama, Qwen3 and Qwen3-MoE on CPU, over slots of a `KVCache`.
 
 One function serves prefill and decode: row b brings T tokens whose first position is `start[b]`; keys and
 values are written at their positions, and each query sees the keys at and before its own position.
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stack.engine.checkpoint import LayerWeights, ModelSpec, Weights
+from stack.engine.experts import mix
 from stack.engine.kvcache import KVCache
 
 
@@ -46,16 +47,27 @@ class CausalLM:
         )
         slots_b1 = torch.arange(first_slot, first_slot + rows)[:, None]
         x = self.weights.embedding[tokens_bt]
+        heads = self.spec.kv_heads
         for layer, keys_values in zip(self.weights.layers, cache.data, strict=True):
             normed = self._norm(x, layer.attention_norm)
             q, k, v = self._project(normed, layer, rotation)
-            keys_values[0][slots_b1, :, positions_bt] = k
-            keys_values[1][slots_b1, :, positions_bt] = v
-            seen = keys_values[:, first_slot : first_slot + rows, :, :width]
+            keys_values[0][slots_b1, :heads, positions_bt] = k
+            keys_values[1][slots_b1, :heads, positions_bt] = v
+            seen = keys_values[:, first_slot : first_slot + rows, :heads, :width]
             x = x + functional.linear(self._attend(q, seen, mask), layer.output, layer.output_bias)
-            gate, up = functional.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            x = x + functional.linear(functional.silu(gate) * up, layer.down)
+            normed = self._norm(x, layer.mlp_norm)
+            if layer.router is None:
+                gate, up = functional.linear(normed, layer.gate_up).chunk(2, -1)
+                x = x + functional.linear(functional.silu(gate) * up, layer.down)
+            else:
+                mixed, chosen = self._mix(normed, layer, layer.router)
+                keys_values[0][slots_b1, heads, positions_bt, : chosen.shape[-1]] = chosen.float()
+                x = x + mixed
         return self._norm(x, self.weights.norm)
+
+    def _mix(self, x: Tensor, layer: LayerWeights, router: Tensor) -> tuple[Tensor, Tensor]:
+        top_k, normalise = self.spec.experts_per_token, self.spec.normalise_experts
+        return mix(x, router, layer.gate_up, layer.down, top_k=top_k, normalise=normalise)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, E) to (…, V)."""

@@ -39,6 +39,7 @@ class Engine:
             context_length=options.context_length or spec.context_length,
             eos_token_ids=spec.eos_token_ids,
             has_tokenizer=text.available,
+            has_experts=spec.experts > 0,
         )
         self._scheduler = Scheduler(
             load_model(options.model_path, spec),

@@ -21,6 +21,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+MOE = {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -28,6 +29,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-rope3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e4, "factor": 2.0}}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "moe": ("Qwen3Moe", {**MOE, "norm_topk_prob": True}),
+    "moe-unnormalised": ("Qwen3Moe", {**MOE, "norm_topk_prob": False}),
+    "moe-some-dense": ("Qwen3Moe", {**MOE, "mlp_only_layers": [0], "num_hidden_layers": 4}),
+    "moe-every-second": ("Qwen3Moe", {**MOE, "decoder_sparse_step": 2}),
     "qwen3-tied": ("Qwen3", {"head_dim": 8, "tie_word_embeddings": True}),
 }
 
@@ -38,13 +43,15 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
     family, options = VARIANTS[request.param]
     config = getattr(transformers, f"{family}Config")(
-        vocab_size=90,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        **options,
+        **{
+            "vocab_size": 90,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            **options,
+        }
     )
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(1)
