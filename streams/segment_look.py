@@ -6,7 +6,7 @@ token of the run for it would cost more than all else that it does. Only records
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from journal.event_log import read_events
@@ -16,7 +16,8 @@ from schemas import events as ev
 from schemas import topics
 from schemas.settings import KafkaSettings, Settings
 from streams import assembly
-from streams.assembly_closed import Attempt, ClosedAttempts
+from streams.assembly_closed import Attempt
+from streams.assembly_trajectory import Trajectory
 
 _MARGIN_US = 60_000_000
 """The broker's records carry the clocks of their writers."""
@@ -33,11 +34,10 @@ class AttemptLook(Protocol):
 
 
 class SegmentLook:
-    """`AttemptLook` on a broker. TransportError: it cannot be read."""
+    """`AttemptLook` on a broker. TransportError: it cannot be read. Large columns stay where they are referred to."""
 
     def __init__(self, settings: Settings) -> None:
         self._kafka: KafkaSettings = settings.kafka
-        self._rules = assembly.AssemblyRules.of(settings)
 
     def started(self, since: Mapping[Attempt, int]) -> set[Attempt]:
         """Read until all of them were found, at most to the present end."""
@@ -54,13 +54,9 @@ class SegmentLook:
         return found
 
     def assembled(self, attempt: Attempt, since_us: int) -> assembly.OpenGroup | None:
-        """The attempt's events put together as the assembler does it."""
-        state = assembly.Assembly(self._rules, ClosedAttempts())
-        partition = self._partition(attempt)
-        for record, event in self._session_events(partition, {attempt: since_us}):
-            if _attempt_of(event) == attempt:
-                assembly.apply(state, record.offset, event)
-        return state.groups.get(attempt)
+        """The attempt's events put together, but for its end: who asks wants to know what an open group holds."""
+        events = (event for _, event in self._session_events(self._partition(attempt), {attempt: since_us}))
+        return put_together(event for event in events if _attempt_of(event) == attempt)
 
     def _by_partition(self, since: Mapping[Attempt, int]) -> dict[int, dict[Attempt, int]]:
         chosen: dict[int, dict[Attempt, int]] = {}
@@ -88,7 +84,25 @@ class SegmentLook:
             reader.close()
 
 
+def put_together(events: Iterable[ev.Event]) -> assembly.OpenGroup | None:
+    """One attempt from its events in log order, whether or not it is complete; None: there are none."""
+    group: assembly.OpenGroup | None = None
+    for event in events:
+        if not isinstance(event, ev.SessionEvent | ev.RewardAssigned):
+            continue
+        if group is None:
+            group = assembly.OpenGroup(0, event.occurred_at, event.policy_id)
+        trajectory = group.trajectories.setdefault(event.parent_traj_id, Trajectory(event.parent_traj_id))
+        if isinstance(event, ev.RewardAssigned):
+            trajectory.take_reward(event)
+        elif event.sample_index is not None:
+            trajectory.sample_index = event.sample_index
+            group.samples[event.sample_index] = event.parent_traj_id
+            trajectory.take(event)
+    return group
+
+
 def _attempt_of(event: ev.Event) -> Attempt | None:
-    if not isinstance(event, ev.SessionEvent) or event.group_id is None or event.attempt is None:
+    if not isinstance(event, ev.SessionEvent | ev.RewardAssigned):
         return None
-    return Attempt(event.group_id, event.attempt)
+    return None if event.group_id is None or event.attempt is None else Attempt(event.group_id, event.attempt)

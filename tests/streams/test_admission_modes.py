@@ -22,7 +22,9 @@ from streams.trainer_pace import TrainerPace
 
 _WORLDS = {
     "batch__size": st.integers(1, 4),
+    "batch__by": st.sampled_from(["groups", "sequences"]),
     "batch__sampler": st.sampled_from(["fifo", "freshest_first"]),
+    "group__size": st.just(2),
     "window__keep_versions": st.integers(1, 3),
     "feeder__max_outstanding_groups": st.integers(4, 12),
 }

@@ -85,6 +85,16 @@ def test_it_is_due_after_so_many_records_and_not_behind_one_that_could_not_be_re
     assert due == [False, True, False, False, False]
 
 
+def test_f26_a_snapshot_that_cannot_be_written_leaves_the_older_one_usable(tmp_path: Path) -> None:
+    snapshots, older = Snapshots(tmp_path, RUN), state_after(configured())
+    snapshots.save(older)
+    newer = state_after(configured(), published("v0"))
+    (tmp_path / "control-r1-000000000002.new").mkdir()  # in its way
+    snapshots.save(newer)
+    assert Snapshots(tmp_path, RUN).load(always) == older
+    assert not snapshots.due(newer)
+
+
 def test_a_directory_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     Snapshots(tmp_path / "file", RUN).save(state_after(configured()))

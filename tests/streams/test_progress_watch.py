@@ -17,9 +17,10 @@ from schemas import events as ev
 from schemas.events import EndFacts, Event, identified
 from schemas.ids import group_id, parent_traj_id
 from streams.admission_bounds import Limits
-from streams.assembly import Assembly, AssemblyRules, OpenGroup, apply
-from streams.assembly_closed import Attempt, ClosedAttempts
+from streams.assembly import OpenGroup
+from streams.assembly_closed import Attempt
 from streams.progress_watch import ProgressWatch, what_is_missing
+from streams.segment_look import put_together
 
 SECOND = 1_000_000
 GROUP = group_id(RUN, 0, 0)
@@ -29,18 +30,16 @@ SESSIONS = [parent_traj_id(RUN, GROUP, 0, sample) for sample in range(2)]
 
 
 class Log:
-    """Session events of one attempt, put together as the real look does it."""
+    """Session events of one attempt."""
 
     def __init__(self, *events: Event) -> None:
-        self._state = Assembly(AssemblyRules(RUN, 2, 10**15, 0), ClosedAttempts())
-        for offset, event in enumerate(events):
-            apply(self._state, offset, event)
+        self._events = events
 
     def started(self, since: Mapping[Attempt, int]) -> set[Attempt]:
         raise AssertionError
 
     def assembled(self, attempt: Attempt, since_us: int) -> OpenGroup | None:
-        return self._state.groups.get(attempt)
+        return put_together(self._events)
 
 
 def claim(sample: int) -> Event:
@@ -50,6 +49,15 @@ def claim(sample: int) -> Event:
 def ended(sample: int, segments: int = 0, *, pending: bool = False) -> Event:
     facts = EndFacts(segments, "completed", "done", None if pending else 1.0, pending)
     return _session(ev.TrajectoryEnded, sample, end=facts)
+
+
+def reward(sample: int) -> Event:
+    return identified(
+        ev.RewardAssigned(
+            run_id=RUN, occurred_at=6 * SECOND, parent_traj_id=SESSIONS[sample], group_id=GROUP, attempt=0,
+            sample_index=sample, reward=1.0, source="judge",
+        )
+    )  # fmt: skip
 
 
 def _session(event_type: type[Event], sample: int, **fields: object) -> Event:
@@ -104,6 +112,11 @@ def test_who_has_to_act_next_is_named(log: list[Event], sentence: str) -> None:
             [claim(0), ended(0, pending=True)],
             f"{WAITS} sample 0 at proxy session {SESSIONS[0]}: it ended, and its reward is missing",
             0,
+        ),
+        (
+            [claim(0), ended(0, pending=True), reward(0), claim(1), ended(1)],
+            f"group {GROUP} attempt 0 is all there, and the assembler does not complete it",
+            None,
         ),
     ],
 )  # fmt: skip
