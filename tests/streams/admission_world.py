@@ -145,10 +145,15 @@ class World:
 
     def run(self, most_actions: int = 5000) -> None:
         """Actions in random order until the end of batches."""
+        if not self.act(most_actions):
+            raise AssertionError(f"the run stands still: {self.control.open_groups} groups open")
+
+    def act(self, actions: int) -> bool:
+        """So many actions in random order; whether the batches have ended."""
         slow = {}
-        for _ in range(most_actions):
+        for _ in range(actions):
             if self.control.end_reason is not None:
-                return
+                return True
             self.now += SECOND
             choices: list[Callable[[], None]] = [self.admit]
             for group in self.running():
@@ -161,7 +166,7 @@ class World:
             if self.behind:
                 choices.append(self.activate)
             self.rng.choice(choices)()
-        raise AssertionError(f"the run stands still: {self.control.open_groups} groups open")
+        return False
 
     def verdicts(self) -> list[ev.Verdict]:
         return [effect for effect in self.effects if isinstance(effect, ev.Verdict)]

@@ -195,6 +195,28 @@ def test_pace_admits_nothing_while_a_batch_waits_and_counts_what_filters_take() 
     assert free_places(half, limits, int(owed)) == 1
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32), st.fixed_dictionaries(_WORLDS), st.sampled_from(["drop", "wait", "pace"]), st.integers(0, 2),
+    st.integers(20, 300),
+)  # fmt: skip
+def test_f1_a_restart_admits_as_many_as_before_however_the_topics_are_merged(
+    seed: int, sets: dict[str, object], mode: str, eta: int, actions: int
+) -> None:
+    """The feeder that starts again reads three topics from their beginnings; order holds per topic alone."""
+    world = World(seed, 200, staleness__mode=mode, feeder__eta=eta, **sets)
+    world.act(actions)
+    batches = [effect for effect in world.effects if isinstance(effect, ev.TrainBatch)]
+    topics: list[list[ev.Event]] = [list(world.log), list(world.verdicts()), list(batches)]
+    again = AdmissionState(RUN)
+    while any(topics):
+        again.fold(world.rng.choice([topic for topic in topics if topic]).pop(0))
+    for second in (0, 1, 7, 100):
+        now = world.now + second * SECOND
+        assert free_places(again, world.limits, now) == free_places(world.admission, world.limits, now)
+    assert again.next_retries() == world.admission.next_retries()
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.fixed_dictionaries(_WORLDS))
 def test_pace_comes_to_an_end_whatever_the_speeds(seed: int, sets: dict[str, object]) -> None:
