@@ -7,6 +7,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hoofprint
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.hoofprint-ready
+AGENTS := $(CACHE)/agents
 # services import twice as fast from compiled bytecode
 export UV_COMPILE_BYTECODE := 1
 unexport PYTHONDONTWRITEBYTECODE
@@ -39,12 +40,23 @@ $(READY): requirements.lock pyproject.toml $(CACHE)/uv-$(UV_VERSION)/bin/uv
 node_modules/.package-lock.json: package.json package-lock.json
 	@npm ci --silent --no-audit --no-fund
 
+.PHONY: agents
+agents: $(AGENTS)/.ready ## Unmodified agents from npm (OpenCode, Codex, Claude Code) for the tests: 1 GB in the per-user cache
+
+# not npm ci: a registry may lack an agent's packages for other platforms, which the lock then cannot name
+$(AGENTS)/.ready: tests/agents/package.json tests/agents/package-lock.json
+	@echo "setup: unmodified agents into the per-user cache"
+	@mkdir -p $(AGENTS)
+	@cp tests/agents/package.json tests/agents/package-lock.json tests/agents/.npmrc $(AGENTS)/
+	@if command -v npm > /dev/null; then cd $(AGENTS) && npm install --silent --no-save --no-audit --no-fund && touch $@; \
+	  else echo "setup: no npm here: the tests that need the agents are skipped"; fi
+
 .PHONY: demo
 demo: $(READY) ## Train a policy end to end: MODEL=dial (default) or smollm2
 	$(BIN)/hoofprint demo --task $(MODEL) --engine $(ENGINE)
 
 .PHONY: test
-test: $(READY) node_modules/.package-lock.json ## All tests
+test: $(READY) node_modules/.package-lock.json $(AGENTS)/.ready ## All tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: lint

@@ -22,6 +22,7 @@ from journal.payloads import PayloadStore
 from journal.producer import AckProducer
 from proxy.asgi import Call, Endpoint
 from proxy.chat_api import ChatApi
+from proxy.completions_api import CompletionsApi
 from proxy.control_view import ControlView
 from proxy.conversation import Conversations
 from proxy.engines import Engine, engine_http
@@ -29,6 +30,8 @@ from proxy.errors_http import render_error
 from proxy.gate import Gate
 from proxy.generation import GenerationController
 from proxy.limits import Limits
+from proxy.messages_api import MessagesApi
+from proxy.messages_reply import render_anthropic
 from proxy.metrics import Metrics
 from proxy.native_api import NativeApi
 from proxy.operations_api import OperationsApi
@@ -36,6 +39,7 @@ from proxy.policy_api import PolicyApi
 from proxy.recorder import Recorder
 from proxy.recovery import Recovery
 from proxy.registry import EngineRegistry
+from proxy.responses_api import ResponsesApi
 from proxy.session_access import SessionAccess
 from proxy.session_api import SessionApi
 from proxy.sessions import SessionTable
@@ -93,6 +97,9 @@ class Parts:
             Tokenizers(self.registry, self.control, settings.engine.model), proxy.keepalive_s,
         )  # fmt: skip
         self.chat = ChatApi(self.conversations)
+        self.completions = CompletionsApi(self.conversations)
+        self.responses = ResponsesApi(self.conversations)
+        self.messages = MessagesApi(self.conversations)
         self.updates = WeightUpdates(
             self.registry, self.gate, controller, self.control, self.producer, settings, clock
         )
@@ -171,6 +178,10 @@ def _add_routes(app: FastAPI, parts: Parts) -> None:
     inside: list[tuple[str, str, Any]] = [
         ("POST", "/generate", native.generate),
         ("POST", "/v1/chat/completions", chat.completions),
+        ("POST", "/v1/completions", parts.completions.completions),
+        ("POST", "/v1/responses", parts.responses.responses),
+        ("POST", "/v1/messages", parts.messages.messages),
+        ("POST", "/v1/messages/count_tokens", parts.messages.count_tokens),
         ("POST", "/session/finalize", sessions.finalize),
         ("POST", "/session/discard", sessions.discard),
         ("POST", "/session/reward", sessions.reward),
@@ -191,7 +202,9 @@ def _add_routes(app: FastAPI, parts: Parts) -> None:
     table += [(method, path, handler, path) for method, path, handler in inside + outside]
     routes = [
         Route(
-            path, Endpoint(handler, _refusal(parts.metrics), _counter(parts.metrics, api)), methods=[method]
+            path,
+            Endpoint(handler, _refusal(parts.metrics, api), _counter(parts.metrics, api)),
+            methods=[method],
         )
         for method, path, handler, api in table
     ]
@@ -216,9 +229,13 @@ def _counter(metrics: Metrics, api: str) -> Callable[[str, int], None]:
     return lambda _path, status: metrics.request(api, status)
 
 
-def _refusal(metrics: Metrics) -> Callable[[HoofprintError], tuple[int, dict[str, Any], dict[str, str]]]:
+def _refusal(
+    metrics: Metrics, api: str
+) -> Callable[[HoofprintError], tuple[int, dict[str, Any], dict[str, str]]]:
+    rendering = render_anthropic if api.startswith("/v1/messages") else render_error
+
     def render(error: HoofprintError) -> tuple[int, dict[str, Any], dict[str, str]]:
         metrics.refusal(error.code)
-        return render_error(error)
+        return rendering(error)
 
     return render

@@ -51,6 +51,8 @@ class Call:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.started = False
+        self.frame_error: Callable[[dict[str, Any]], bytes] = event
+        """How this API writes an error's body into a stream that has begun."""
         self._receive = receive
         self._send = send
         self._headers: dict[bytes, bytes] | None = None
@@ -172,7 +174,7 @@ class Endpoint:
         status, body, headers = self._render(error)
         self._count(call.scope["path"], status)
         if call.started:
-            await call.frame(event(body), last=True)
+            await call.frame(call.frame_error(body), last=True)
         else:
             await call.reply(body, status, headers)
 

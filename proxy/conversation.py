@@ -9,6 +9,7 @@ proxy can follow the conversation at linear cost. Invariant: what ends an answer
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class Talk:
     inside: bool = False
     thinks: bool = False
     message: dict[str, Any] = field(default_factory=dict)
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def generation(self) -> Generation:
@@ -133,6 +135,10 @@ class Conversations:
         self.identify(call, body, turn, one_call=one_call)
         inside = tokenizer.thinks and _opened(turn.generation.prompt, tokenizer)
         return Talk(request, tokenizer, turn, received_at // 1_000_000, inside, tokenizer.thinks)
+
+    def check_caller(self, call: Call, body: dict[str, Any]) -> None:
+        """Unauthorized, for a call that needs no session."""
+        self._access.identify(call, body)
 
     async def enter(self, call: Call, body: dict[str, Any], ignored: list[str]) -> tuple[Session, bool]:
         """The session; advisory fields are counted, and each named once per session in the log."""

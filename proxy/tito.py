@@ -88,6 +88,12 @@ class ChatTokenizer:
             self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of tokens, as it is."""
+        return str(
+            self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
     def token_text(self, token: int) -> str:
         """Text of one token, as it is."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False))

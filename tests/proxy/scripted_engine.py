@@ -40,6 +40,7 @@ class ScriptedEngine:
     paused: bool = False
     matched: str | None = None
     """The stop string that the script ends with; else its last token is what matched."""
+    window: int = WINDOW
     late_finish: bool = False
     """The last token of the budget is out, but its end is not: an abort arrives first."""
     finish_in_abort: bool = False
@@ -81,7 +82,7 @@ class ScriptedEngine:
                 "weight_version": self.version,
                 "model_path": "scripted",
                 "vocab_size": VOCABULARY,
-                "context_length": WINDOW,
+                "context_length": self.window,
                 "tokenizer_path": None,
             }
         )

@@ -1,0 +1,228 @@
+"""An OpenAI Responses request as the one normalised conversation. Pure.
+
+Instructions and the developer and system items before the first other item become one leading system message; reasoning
+belongs to the assistant's items behind it; consecutive assistant items and calls are one assistant message. A `custom` tool
+(free text in) is a function with one string argument for the model; hosted tools do not exist here: they are left out and
+counted. The proxy keeps no conversations by id: the whole input comes with every request.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+from typing import Any
+
+import msgspec
+import orjson
+
+from proxy.chat_request import ChatRequest, parse_options
+from proxy.conversation import renamed
+from schemas.errors import BadRequest
+
+_SAME = (
+    "model", "stream", "temperature", "top_p", "top_k", "min_p", "parallel_tool_calls", "seed", "stop", "n", "min_tokens",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "chat_template_kwargs", "logit_bias", "ignore_eos",
+    "stop_token_ids",
+)  # fmt: skip
+_KNOWN = frozenset(
+    {*_SAME, "input", "instructions", "tools", "tool_choice", "max_output_tokens", "text", "top_logprobs", "include", "final",
+     "end", "session_id", "instance_id", "turn_id"}
+)  # fmt: skip
+_REFUSED = ("previous_response_id", "conversation", "background", "prompt", "max_tool_calls")
+NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
+LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+ARGUMENT = "input"
+
+
+class ResponsesRequest(msgspec.Struct):
+    """`custom`: names of free-text tools. `namespaces`: of tools that came in one. `encrypted`: send reasoning back opaque."""
+
+    chat: ChatRequest
+    custom: frozenset[str]
+    namespaces: dict[str, str]
+    encrypted: bool
+
+
+def parse_responses(body: dict[str, Any], temperature: float) -> ResponsesRequest:
+    """BadRequest names the field."""
+    for field in _REFUSED:
+        if body.get(field):
+            raise BadRequest(f"{field} cannot be honoured: send the whole input", field=field)
+    ignored = sorted(body.keys() - _KNOWN - set(_REFUSED))
+    include = body.get("include") or []
+    if not isinstance(include, list):
+        raise BadRequest("include must be a list", field="include")
+    options = {name: body[name] for name in _SAME if name in body}
+    options["max_tokens"] = body.get("max_output_tokens")
+    options["response_format"] = _format(body.get("text"))
+    if LOGPROBS in include:
+        options |= {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
+    toolbox = _Toolbox(ignored)
+    tools = toolbox.functions(body.get("tools"))
+    choice = body.get("tool_choice")
+    options["tool_choice"] = "required" if isinstance(choice, dict) else choice
+    with renamed(NAMES):
+        chat = parse_options({**options, "tools": tools}, temperature)
+    chat.messages = _messages(body)
+    chat.ignored = ignored
+    return ResponsesRequest(chat, frozenset(toolbox.custom), toolbox.namespaces, ENCRYPTED in include)
+
+
+def _format(text: object) -> object:
+    """`text.format` in the words of chat completions."""
+    wanted = text.get("format") if isinstance(text, dict) else None
+    if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": {"schema": wanted.get("schema") or {}}}
+    return wanted
+
+
+class _Toolbox:
+    """Tools as functions, and what must be remembered of those that were none."""
+
+    def __init__(self, ignored: list[str]) -> None:
+        self.custom: set[str] = set()
+        self.namespaces: dict[str, str] = {}
+        self._ignored = ignored
+
+    def functions(self, tools: object) -> list[dict[str, Any]]:
+        if tools is None:
+            return []
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise BadRequest("tools must be a list of objects", field="tools")
+        return [
+            function for index, tool in enumerate(tools) for function in self._of(tool, f"tools[{index}]")
+        ]
+
+    def _of(self, tool: dict[str, Any], where: str) -> list[dict[str, Any]]:
+        kind, name = tool.get("type"), tool.get("name")
+        if kind == "namespace":
+            inner = self.functions(tool.get("tools"))
+            self.namespaces.update({function["function"]["name"]: str(name) for function in inner})
+            return inner
+        if kind not in ("function", "custom"):
+            self._ignored.append(f"tools.{kind}")
+            return []
+        if not isinstance(name, str):
+            raise BadRequest(f"{where} must have a name", field=f"{where}.name")
+        parameters = tool.get("parameters") or {}
+        if kind == "custom":
+            self.custom.add(name)
+            text = {ARGUMENT: {"type": "string"}}
+            parameters = {"type": "object", "properties": text, "required": [ARGUMENT]}
+        function = {"name": name, "description": tool.get("description") or "", "parameters": parameters}
+        return [{"type": "function", "function": function}]
+
+
+class _Conversation:
+    """Items in, messages out."""
+
+    def __init__(self, system: list[str]) -> None:
+        self.system = system
+        self.messages: list[dict[str, Any]] = []
+        self._reasoning: list[str] = []
+        self._answering = False
+
+    def add(self, item: dict[str, Any], where: str) -> None:
+        match item.get("type") or "message":
+            case "message":
+                self._message(item, where)
+            case "reasoning":
+                self._reasoning.append(reasoning_of(item))
+                self._answering = False
+            case "function_call":
+                self._call(item, item.get("arguments"))
+            case "custom_tool_call":
+                self._call(item, {ARGUMENT: str(item.get("input") or "")})
+            case "function_call_output" | "custom_tool_call_output":
+                self._answering = False
+                call, output = str(item.get("call_id") or ""), item.get("output")
+                text = output if isinstance(output, str) else _text(output, f"{where}.output")
+                self.messages.append({"role": "tool", "tool_call_id": call, "content": text})
+            case unknown:
+                raise BadRequest(f"{where} is a {unknown}, which is not known here", field=f"{where}.type")
+
+    def _message(self, item: dict[str, Any], where: str) -> None:
+        role, content = item.get("role"), item.get("content")
+        text = content if isinstance(content, str) else _text(content, f"{where}.content")
+        if role == "assistant":
+            answer = self._answer()
+            answer["content"] = "\n".join(filter(None, (answer["content"], text)))
+            return
+        self._answering = False
+        if role in ("system", "developer"):
+            if not self.messages:
+                self.system.append(text)
+            else:
+                self.messages.append({"role": "system", "content": text})
+        elif role == "user":
+            self.messages.append({"role": "user", "content": text})
+        else:
+            raise BadRequest(f"{where} must have a known role", field=f"{where}.role")
+
+    def _answer(self) -> dict[str, Any]:
+        if not self._answering:
+            self.messages.append({"role": "assistant", "content": ""})
+            self._answering = True
+        answer = self.messages[-1]
+        thoughts = [thought for thought in self._reasoning if thought.strip()]
+        if thoughts:
+            answer["reasoning_content"] = "\n".join(thoughts)
+        self._reasoning.clear()
+        return answer
+
+    def _call(self, item: dict[str, Any], arguments: object) -> None:
+        if isinstance(arguments, str):
+            with contextlib.suppress(orjson.JSONDecodeError):
+                arguments = orjson.loads(arguments or "{}")
+        function = {"name": str(item.get("name")), "arguments": arguments if arguments is not None else {}}
+        call = {"id": str(item.get("call_id") or ""), "type": "function", "function": function}
+        self._answer().setdefault("tool_calls", []).append(call)
+
+
+def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    instructions, given = body.get("instructions"), body.get("input")
+    if instructions is not None and not isinstance(instructions, str):
+        raise BadRequest("instructions must be text", field="instructions")
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise BadRequest("input must be text or a list of items", field="input")
+    conversation = _Conversation([instructions] if instructions else [])
+    for index, item in enumerate(given):
+        if not isinstance(item, dict):
+            raise BadRequest(f"input[{index}] must be an object", field=f"input[{index}]")
+        conversation.add(item, f"input[{index}]")
+    system = "\n\n".join(conversation.system)
+    head = [{"role": "system", "content": system}] if system else []
+    return [*head, *conversation.messages]
+
+
+def _text(parts: object, where: str) -> str:
+    if parts is None:
+        return ""
+    if not isinstance(parts, list):
+        raise BadRequest(f"{where} must be text or a list of parts", field=where)
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or kind not in ("input_text", "output_text", "text", "refusal"):
+            raise BadRequest(f"{where} may have text parts only", field=where)
+        texts.append(str(part.get("refusal" if kind == "refusal" else "text") or ""))
+    return "\n".join(texts)
+
+
+def reasoning_of(item: dict[str, Any]) -> str:
+    """Text of a reasoning item: its content, or the opaque copy that clients keep."""
+    content = item.get("content")
+    if isinstance(content, list) and content:
+        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    try:
+        return base64.b64decode(str(item.get("encrypted_content") or ""), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""  # of another server
+
+
+def opaque(reasoning: str) -> str:
+    """What a client sends back unread."""
+    return base64.b64encode(reasoning.encode()).decode()
