@@ -89,7 +89,10 @@ class Parts:
         self.sessions = SessionApi(
             self.access, self.recorder, clock, proxy.max_body_bytes, f"{proxy.host}:{proxy.port}"
         )
-        controller = GenerationController(self.registry, self.gate, settings.staleness, self.metrics)
+        controller = GenerationController(
+            self.registry, self.gate, settings.staleness, self.metrics,
+            record_experts=proxy.record_routed_experts == "auto",
+        )  # fmt: skip
         self.turns = Turns(controller, self.registry, self.recorder, proxy, clock, self.metrics)
         self.native = NativeApi(self.access, self.turns, self.limits, self.metrics, proxy.keepalive_s)
         self.conversations = Conversations(

@@ -48,6 +48,7 @@ class Engine:
         self.vocab_size: int | None = None
         self.context_length: int | None = None
         self.tokenizer_path: str | None = None
+        self.gives_experts = False
         self.up = False
         self.in_rotation = True
         self.inflight = 0
@@ -148,6 +149,7 @@ class Engine:
         self.version = str(info.get("weight_version", "")).strip()
         self.model_path = str(info.get("model_path") or "")
         self.tokenizer_path = info.get("tokenizer_path") or self.tokenizer_path
+        self.gives_experts = bool(info.get("enable_return_routed_experts", self.gives_experts))
         self.vocab_size = _whole(info.get("vocab_size")) or self.vocab_size
         self.context_length = (
             _whole(info.get("context_length"))

@@ -17,6 +17,7 @@ import structlog
 
 from proxy.engine_stream import ChunkReader, refusal
 from proxy.engines import Engine
+from proxy.experts import ExpertCall, first_row
 from proxy.gate import Gate
 from proxy.metrics import Metrics
 from proxy.registry import EngineRegistry
@@ -61,6 +62,9 @@ class Generation:
         """Called when there is something new, for a client that streams."""
         self.interrupt: HoofprintError | None = None
         """Why it was cancelled, if not by its client."""
+        self.kept = 0
+        """Tokens of the prompt that the lineage has already."""
+        self.expert_calls: list[ExpertCall] = []
         self.rid = ""
         self.engine: Engine | None = None
         self.version_at_dispatch = ""
@@ -75,6 +79,7 @@ class Generation:
         self._tops: list[Any] = []
         self._spans: list[VersionSpan] = []
         self._call: ChunkReader | None = None
+        self._experts_from: int | None = None
 
     @property
     def output_ids(self) -> list[int]:
@@ -113,8 +118,10 @@ class Generation:
         self.first_token()
         self.wake()
 
-    def begin_call(self, engine: Engine) -> ChunkReader:
-        """A new engine call, with an id of its own."""
+    def begin_call(self, engine: Engine, *, experts: bool = False) -> ChunkReader:
+        """A new engine call, with an id of its own. `experts`: it shall say where tokens were routed."""
+        first = self.kept if not self._ids else len(self.prompt) + len(self._ids)
+        self._experts_from = first_row(first) if experts else None
         self.rid = uuid.uuid4().hex
         self.engine = engine
         self.version_at_dispatch = self.version_at_dispatch or engine.version
@@ -128,6 +135,9 @@ class Generation:
         self._spans = append_spans(self._spans, call.spans_so_far(), len(self._ids))
         self.preemptions += max(0, len(call.spans_so_far()) - 1)  # an engine that held it over an update
         first = not self._ids
+        prefix = len(self.prompt) + len(self._ids)
+        rows = call.meta.get("routed_experts") if self._experts_from is not None else None
+        self.expert_calls.append(ExpertCall(prefix, len(call.output_ids), self._experts_from or 0, rows))
         self._ids += call.output_ids
         self._logprobs += call.logprobs
         self._tops += call.top_logprobs
@@ -149,6 +159,8 @@ class Generation:
             "return_logprob": True,
             "stream": True,
         }
+        if self._experts_from is not None:
+            body |= {"return_routed_experts": True, "routed_experts_start_len": self._experts_from}
         if self.tops:
             body["top_logprobs_num"] = self.tops
         return body
@@ -158,13 +170,20 @@ class GenerationController:
     """Runs generations. `running`: those with an engine call in flight, by rid."""
 
     def __init__(
-        self, registry: EngineRegistry, gate: Gate, staleness: StalenessSettings, metrics: Metrics
+        self,
+        registry: EngineRegistry,
+        gate: Gate,
+        staleness: StalenessSettings,
+        metrics: Metrics,
+        *,
+        record_experts: bool = True,
     ) -> None:
         self.running: dict[str, Generation] = {}
         self._registry = registry
         self._gate = gate
         self._staleness = staleness
         self._metrics = metrics
+        self._record_experts = record_experts
         self._quiet = asyncio.Event()
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -222,7 +241,7 @@ class GenerationController:
         return True
 
     async def _call(self, generation: Generation, engine: Engine) -> Mapping[str, Any]:
-        reader = generation.begin_call(engine)
+        reader = generation.begin_call(engine, experts=self._record_experts and engine.gives_experts)
         session = generation.session
         session.engine = engine.engine_id
         rid = generation.rid

@@ -13,15 +13,17 @@ from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+import structlog
 
 from journal.clock import Clock
 from journal.payloads import PayloadStore
 from journal.producer import Position
+from proxy.experts import merge, pack_experts
 from proxy.metrics import Metrics
 from proxy.sessions import Identity, Session, SessionTable
 from proxy.turn import Turn
-from schemas.arrow import REQUEST_CODEC, SEGMENT_COLUMNS, SEGMENT_COLUMNS_CODEC
-from schemas.errors import PublishTimeout, SessionConflict
+from schemas.arrow import EXPERTS_CODEC, REQUEST_CODEC, SEGMENT_COLUMNS, SEGMENT_COLUMNS_CODEC
+from schemas.errors import CorruptPayload, PublishTimeout, SessionConflict
 from schemas.events import (
     EndFacts,
     Event,
@@ -36,6 +38,8 @@ from schemas.events import (
 from schemas.settings import Settings
 from schemas.tokens import pack_ids, pack_logprobs
 from schemas.versions import distinct_real
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -137,6 +141,7 @@ class Recorder:
             _check_writable(session)
             turn.check()
             segment = self._build(turn)
+            segment = await self._with_experts(segment, turn)
             await self._publish(session, await self._by_reference(segment))
             session.record(segment, turn.place, turn.chain, turn.messages)
             session.used_at = self._clock()
@@ -221,6 +226,19 @@ class Recorder:
             ref = await self._put(segment, segment.request.encode(), REQUEST_CODEC)
             segment = msgspec.structs.replace(segment, request=None, request_ref=ref)
         return segment
+
+    async def _with_experts(self, segment: TokenSegment, turn: Turn) -> TokenSegment:
+        """Routed experts always travel in the payload store; what an engine garbled is not worth an answer."""
+        try:
+            rows = merge(turn.generation.expert_calls, turn.place.prefix)
+        except CorruptPayload as garbled:
+            self._metrics.counts["garbled_experts"] += 1
+            log.warning("routed_experts_garbled", error=garbled, engine=segment.engine_id)
+            return segment
+        if rows is None:
+            return segment
+        ref = await self._put(segment, pack_experts(rows), EXPERTS_CODEC)
+        return msgspec.structs.replace(segment, experts=ref)
 
     async def _put(self, segment: TokenSegment, data: bytes, codec: str) -> PayloadRef:
         group, attempt = segment.group_id or segment.session_id, segment.attempt or 0

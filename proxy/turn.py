@@ -33,3 +33,6 @@ class Turn:
     first_token_at: int = 0
     done_at: int = 0
     log_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.generation.kept = self.place.prefix

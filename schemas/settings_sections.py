@@ -198,6 +198,8 @@ class ProxySettings(Section):
     """Tokens of prompt and reply; 0: what the engine says."""
     keepalive_s: float = Field(default=10.0, gt=0)
     """A comment frame on quiet streams."""
+    record_routed_experts: Literal["auto", "off"] = "auto"
+    """auto: where the engine's model is a mixture of experts and it can say which ones a token was routed to."""
     temperature: float = Field(default=1.0, ge=0)
     """When the request does not say; training needs the temperature of the trainer."""
 
