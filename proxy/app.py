@@ -94,11 +94,13 @@ class Parts:
             record_experts=proxy.record_routed_experts == "auto",
         )  # fmt: skip
         self.turns = Turns(controller, self.registry, self.recorder, proxy, clock, self.metrics)
-        self.native = NativeApi(self.access, self.turns, self.limits, self.metrics, proxy.keepalive_s)
+        tokenizers = Tokenizers(self.registry, self.control, settings.engine.model)
+        self.native = NativeApi(
+            self.access, self.turns, self.limits, self.metrics, tokenizers, proxy.keepalive_s
+        )
         self.conversations = Conversations(
-            self.access, self.turns, self.limits, self.metrics,
-            Tokenizers(self.registry, self.control, settings.engine.model), proxy.keepalive_s,
-        )  # fmt: skip
+            self.access, self.turns, self.limits, self.metrics, tokenizers, proxy.keepalive_s
+        )
         self.chat = ChatApi(self.conversations)
         self.completions = CompletionsApi(self.conversations)
         self.responses = ResponsesApi(self.conversations)

@@ -74,6 +74,8 @@ class Generation:
         self.span_mismatches = 0
         self.finish: dict[str, Any] = {}
         self.text = ""
+        """The engines' own, of all calls: right only if one call wrote it all (`pieces`)."""
+        self.pieces = 0
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._tops: list[Any] = []
@@ -142,6 +144,7 @@ class Generation:
         self._logprobs += call.logprobs
         self._tops += call.top_logprobs
         self.text += call.text
+        self.pieces += bool(call.output_ids)
         self.span_mismatches += call.span_mismatch
         if first:
             self.cached_tokens = int(call.meta.get("cached_tokens") or 0)

@@ -20,6 +20,7 @@ from proxy.metrics import Metrics
 from proxy.routing import place_tokens
 from proxy.session_access import SessionAccess
 from proxy.streaming import watch_generation
+from proxy.tito import Tokenizers
 from proxy.turn import Turn
 from proxy.turns import Turns, end_of, place_facts, text_field
 from schemas.errors import BadRequest
@@ -40,12 +41,14 @@ class NativeApi:
     """`POST /generate` and `POST /s/<token>/generate`."""
 
     def __init__(
-        self, access: SessionAccess, turns: Turns, limits: Limits, metrics: Metrics, keepalive_s: float
-    ) -> None:
+        self, access: SessionAccess, turns: Turns, limits: Limits, metrics: Metrics, tokenizers: Tokenizers,
+        keepalive_s: float,
+    ) -> None:  # fmt: skip
         self._access = access
         self._turns = turns
         self._limits = limits
         self._metrics = metrics
+        self._tokenizers = tokenizers
         self._keepalive_s = keepalive_s
 
     async def generate(self, call: Call) -> None:
@@ -73,6 +76,7 @@ class NativeApi:
             await self._stream(call, body, turn)
             return
         await self._turns.generate(turn)
+        await self._mend_text(turn.generation)
         segment = await self._turns.record(turn)
         await call.reply(_answer(turn, body, segment))
 
@@ -106,10 +110,24 @@ class NativeApi:
                 if not call.started:
                     await call.start_events()
                 await call.frame(event(_answer(turn, body, None)) if news else KEEP_ALIVE)
+        await self._mend_text(turn.generation)
         segment = await self._turns.record(turn)
         if not call.started:
             await call.start_events()
         await call.frame(event(_answer(turn, body, segment)) + DONE, last=True)
+
+    async def _mend_text(self, generation: Generation) -> None:
+        """Texts of several calls do not make one: a character may have been cut, and some tokenizers drop a leading space."""
+        if generation.pieces < 2 or not generation.text:
+            return
+        sampling, ids, matched = generation.sampling, generation.output_ids, generation.finish.get("matched")
+        trims = not sampling.get("no_stop_trim")
+        if trims and isinstance(matched, int) and ids and ids[-1] == matched:
+            ids = ids[:-1]
+        skip = sampling.get("skip_special_tokens") is not False
+        text = await self._tokenizers.decode(ids, skip_special=skip)
+        if text is not None:
+            generation.text = text.split(matched, 1)[0] if trims and isinstance(matched, str) else text
 
 
 def _tops(body: dict[str, Any]) -> int:

@@ -233,6 +233,7 @@ class Tokenizers:
         self._model = model
         self._loaded: ChatTokenizer | None = None
         self._loading = asyncio.Lock()
+        self._decoder: Any = None
 
     async def get(self) -> ChatTokenizer:
         """BadRequest: no checkpoint directory has a tokenizer with a chat template."""
@@ -241,6 +242,20 @@ class Tokenizers:
                 if self._loaded is None:
                     self._loaded = await asyncio.to_thread(self._load)
         return self._loaded
+
+    async def decode(self, ids: Sequence[int], *, skip_special: bool) -> str | None:
+        """Text of tokens, by the light half of the tokenizer; None where no checkpoint directory has one."""
+        if self._decoder is None:
+            self._decoder = await asyncio.to_thread(self._load_decoder)
+        return str(self._decoder.decode(list(ids), skip_special)) if self._decoder else None
+
+    def _load_decoder(self) -> Any:
+        from tokenizers import Tokenizer
+
+        file = next(
+            (d / "tokenizer.json" for d in self._candidates() if (d / "tokenizer.json").is_file()), None
+        )
+        return Tokenizer.from_file(str(file)) if file is not None else False
 
     def _load(self) -> ChatTokenizer:
         directory = next((d for d in self._candidates() if (d / "tokenizer_config.json").is_file()), None)

@@ -32,6 +32,8 @@ class ScriptedEngine:
     die_after: int | None = None
     stop_after: int | None = None
     held_at: int | None = None
+    holds: int = 0
+    """How often it has stopped at `held_at`."""
     tokens: Callable[[list[int]], list[int]] | None = None
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -41,6 +43,8 @@ class ScriptedEngine:
     matched: str | None = None
     """The stop string that the script ends with; else its last token is what matched."""
     window: int = WINDOW
+    refuses: str = "foo"
+    text_of: Callable[[list[int]], str] | None = None
     late_finish: bool = False
     """The last token of the budget is out, but its end is not: an abort arrives first."""
     finish_in_abort: bool = False
@@ -113,9 +117,10 @@ class ScriptedEngine:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
-        unknown = set(body["sampling_params"]) & {"foo"}
-        if unknown:
-            return web.json_response({"error": "unknown field `foo`, expected one of …"}, status=400)
+        if self.refuses in body["sampling_params"]:
+            return web.json_response(
+                {"error": f"unknown field `{self.refuses}`, expected one of …"}, status=400
+            )
         reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await reply.prepare(request)
         abort = self.running[body["rid"]] = asyncio.Event()
@@ -133,6 +138,7 @@ class ScriptedEngine:
         finish: dict[str, Any] | None = None
         while finish is None:
             if self.held_at == len(ids) and not self.go.is_set():
+                self.holds += 1
                 await asyncio.wait(
                     [asyncio.ensure_future(abort.wait()), asyncio.ensure_future(self.go.wait())],
                     return_when=asyncio.FIRST_COMPLETED,
@@ -191,5 +197,6 @@ class ScriptedEngine:
         if spans is not None:
             meta["weight_versions"] = spans or [{"version": self.version, "start": 0, "end": 0}]
         reply._sent_tokens = len(ids)  # type: ignore[attr-defined]
-        event = {"text": "", "output_ids": ids[first:], "meta_info": meta}
+        text = self.text_of(ids) if self.text_of else ""
+        event = {"text": text, "output_ids": ids[first:], "meta_info": meta}
         await reply.write(b"data: " + json.dumps(event).encode() + b"\n\n")
