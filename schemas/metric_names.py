@@ -75,6 +75,11 @@ StreamMetric = Literal[
     # admitted groups without a terminal verdict; of these: complete ones that wait for a batch
     "hoofprint_outstanding_groups",
     "hoofprint_pending_groups",
+    # mean lag of the newest batch's trajectories: versions that came while they were rolled out, while they waited complete,
+    # and between batch and step
+    "hoofprint_lag_in_flight",
+    "hoofprint_lag_in_queue",
+    "hoofprint_lag_at_training",
     # tokens of attempts that ended, and of those that were retries (retry.policy = budget)
     "hoofprint_spent_tokens_total",
     "hoofprint_retried_tokens_total",

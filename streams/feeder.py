@@ -19,7 +19,7 @@ from journal.event_log import EventFollower, read_events
 from journal.log_setup import configure_logging
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
-from journal.reader import TopicReader
+from journal.reader import TopicReader, offsets_at_time
 from journal.topic_admin import wait_for_broker
 from schemas import events as ev
 from schemas import ids, topics
@@ -37,6 +37,8 @@ from streams.stream_numbers import feeder_numbers
 log = structlog.get_logger()
 _POLL_S = 0.2
 _AT_ONCE = 256
+_MARGIN_US = 60_000_000
+"""A record carries the clock of whoever wrote it: of an earlier feeder, perhaps on another machine."""
 _FOLLOWED = (topics.CONTROL, topics.VERDICTS, topics.BATCHES)
 
 
@@ -196,14 +198,20 @@ class Feeder:
             future.result()
 
 
-def requested_attempts(kafka: KafkaSettings, run_id: str) -> set[tuple[str, int]]:
-    """Attempts in the prompts topic up to its present end."""
-    reader = TopicReader(kafka, [topics.PROMPTS])
+def requested_attempts(kafka: KafkaSettings, state: AdmissionState) -> set[tuple[str, int]]:
+    """Attempts in the prompts topic up to its present end, as far back as one that may still run was admitted."""
+    admitted_at = [group.admitted_at for group in state.open_groups.values() if group.running]
+    if not admitted_at:
+        return set()
+    since_ms = max(0, min(admitted_at) - _MARGIN_US) // 1000
+    places = offsets_at_time(kafka, topics.PROMPTS, since_ms)
+    start = {(topics.PROMPTS.name, partition): offset for partition, offset in places.items()}
+    reader = TopicReader(kafka, [topics.PROMPTS], start)
     try:
         return {
             (event.group_id, event.attempt)
             for _, event in read_events(reader.read_to_end(), on_bad=lambda _record, _wrong: None)
-            if isinstance(event, ev.GroupRequested) and event.run_id == run_id
+            if isinstance(event, ev.GroupRequested) and event.run_id == state.run_id
         }
     finally:
         reader.close()
@@ -222,7 +230,7 @@ def feed(settings: Settings, stop: threading.Event) -> None:
     try:
         while not follower.caught_up() and not stop.is_set():
             _fold_all(feeder, follower)
-        again = feeder.request_missing(requested_attempts(kafka, settings.run.run_id))
+        again = feeder.request_missing(requested_attempts(kafka, feeder.state))
         log.info(
             "feeding", prompts=len(prompts), admitted=feeder.state.admitted_groups, requested_again=again
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from control_log import RUN, admitted, completed, configured, failed, published, requested
+from control_log import RUN, admitted, completed, configured, failed, published, requested, step_completed
 from control_processes import Child, Surroundings
 from prometheus_client.parser import text_string_to_metric_families
 from test_control_worker import Raw
@@ -112,7 +112,24 @@ def test_the_controller_shows_dressages_numbers_of_the_newest_batch() -> None:
     assert found["hoofprint_verdicts_total,retry,timeout"] == 1
     assert found["hoofprint_ignored_control_events_total,late_ends"] == 2
     assert (found["hoofprint_batches_total"], found["hoofprint_outstanding_groups"]) == (1, 1)
-    assert worker.staleness._spans_of == {}
+    assert worker.staleness._complete == {}
+
+
+def test_the_lag_of_the_newest_batch_is_split_by_where_versions_came() -> None:
+    """Tokens of v0 and v1, complete under v1, in a batch under v3, trained on v4; before that, nothing is known of it."""
+    worker = ControllerWorker(RUN, {t.name: Written(t) for t in (topics.VERDICTS, topics.BATCHES)}, set())
+    log: list[ev.Event] = [
+        configured(window__keep_versions=9, batch__size=1), published("v0"), admitted("a"), published("v1"),
+        completed("a", ["v0", "v1"]), published("v2"), published("v3"), requested(1), published("v4"),
+        step_completed(9), step_completed(1), published("v5"),
+    ]  # fmt: skip
+    found = []
+    for offset, event in enumerate(log):
+        worker.take(Raw(offset, encode(event)))
+        now = values(worker)
+        found.append([now.get(f"hoofprint_lag_{part}") for part in ("in_flight", "in_queue", "at_training")])
+    assert found[:7] == [[None] * 3] * 7
+    assert found[7:] == [[0.5, 2, 0], [0.5, 2, 0], [0.5, 2, 0], [0.5, 2, 1], [0.5, 2, 1]]
 
 
 def test_a_window_that_is_off_has_no_staleness_numbers() -> None:
