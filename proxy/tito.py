@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 _STAND_IN = "\u2042stand-in\u2042"
 _THOUGHT = "\u2042thought\u2042"
 _ASKED: Message = {"role": "user", "content": "."}
-_VERIFY_CHARACTERS = 20_000
+_VERIFY_CHARACTERS = 8_000
 
 
 class TemplateCannot(Exception):
