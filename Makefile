@@ -52,12 +52,20 @@ $(AGENTS)/.ready: tests/agents/package.json tests/agents/package-lock.json
 	  else echo "setup: no npm here: the tests that need the agents are skipped"; fi
 
 .PHONY: demo
-demo: $(READY) ## Train a policy end to end: MODEL=dial (default) or smollm2
+demo: $(READY) ## Train a policy end to end: MODEL=dial (default) or smollm2, ENGINE=cpu (default) or sglang
 	$(BIN)/hoofprint demo --task $(MODEL) --engine $(ENGINE)
 
 .PHONY: test
 test: $(READY) node_modules/.package-lock.json $(AGENTS)/.ready ## All tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: sglang-setup
+sglang-setup: $(READY) ## Real SGLang on CPU: its own virtual environment in the per-user cache (6 GB)
+	@$(BIN)/python -m stack.sglang.environment
+
+.PHONY: test-sglang
+test-sglang: sglang-setup ## The engines' contract suite against real SGLang
+	$(BIN)/python -m pytest -m sglang tests/engine_contract $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(READY) ## ruff, mypy, import-linter
@@ -78,6 +86,10 @@ bench-%: $(READY) ## A benchmark by name, e.g. bench-data_plane
 .PHONY: lock
 lock: $(CACHE)/uv-$(UV_VERSION)/bin/uv ## Resolve the dependencies again: versions and hashes, no addresses
 	$< pip compile --quiet --group dev pyproject.toml --generate-hashes --no-emit-index-url --python-version 3.11 -o requirements.lock
+
+.PHONY: sglang-lock
+sglang-lock: $(CACHE)/uv-$(UV_VERSION)/bin/uv ## Resolve SGLang's environment again
+	cd stack/sglang && $< pip compile --quiet pyproject.toml --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements.lock
 
 .PHONY: clean
 clean: ## Remove the virtual environment and caches of this clone (runs stay)

@@ -8,6 +8,7 @@ call that ends early closes its connection, which aborts it at the engine, too.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from schemas.errors import EngineTimeout, EngineUnavailable
 
 _CONNECT_S = 3.0
 _CONTROL_S = 20.0
+_FLUSH_AGAIN_S = 0.05
 _KEEPALIVE_S = 3.0  # SGLang and uvicorn close idle connections after 5 s
 _BROKEN = (aiohttp.ClientError, ConnectionError, asyncio.TimeoutError, OSError)
+_TRIES = 3
 _UPDATED_BUT = "Weights were updated, but"
 
 
@@ -131,15 +134,29 @@ class Engine:
     async def update_weights(self, checkpoint: str, version: str) -> None:
         """Load a checkpoint directory under a label. HoofprintError: it has not got these weights."""
         body = {"model_path": checkpoint, "weight_version": version, "flush_cache": True}
-        status, reply = await self._post("/update_weights_from_disk", body, self._timeout)
-        message = str(reply.get("message", reply) if isinstance(reply, dict) else reply)
-        if status != 200 and not message.startswith(_UPDATED_BUT):
-            raise refusal(reply if isinstance(reply, dict) and "error" in reply else message, status)
+        for _ in range(_TRIES):
+            status, reply = await self._post("/update_weights_from_disk", body, self._timeout)
+            message = str(reply.get("message", reply) if isinstance(reply, dict) else reply)
+            if status == 200:
+                break
+            if not message.startswith(_UPDATED_BUT):
+                raise refusal(reply if isinstance(reply, dict) and "error" in reply else message, status)
+            await self._flush()  # and once more, because SGLang has the weights, but not their label
         await self.refresh()
         if self.version != version:
             raise EngineUnavailable(
                 f"the engine says {self.version!r} after an update to {version!r}", engine=self.engine_id
             )
+
+    async def _flush(self) -> None:
+        """Forget keys and values of the old weights. An update cannot while requests run whose clients are gone already (a
+        closed session, say): their end is waited for. EngineUnavailable: it would go on with the old keys."""
+        deadline = time.monotonic() + _CONTROL_S
+        await self._post("/abort_request", {"abort_all": True})
+        while (await self._post("/flush_cache", {}))[0] != 200:
+            if time.monotonic() > deadline:
+                raise EngineUnavailable("the engine keeps its old cache", engine=self.engine_id)
+            await asyncio.sleep(_FLUSH_AGAIN_S)
 
     async def refresh(self) -> None:
         """Ask what it serves. EngineUnavailable if it does not answer; `up` follows."""
@@ -151,13 +168,11 @@ class Engine:
         self.tokenizer_path = info.get("tokenizer_path") or self.tokenizer_path
         self.gives_experts = bool(info.get("enable_return_routed_experts", self.gives_experts))
         self.vocab_size = _whole(info.get("vocab_size")) or self.vocab_size
-        self.context_length = (
-            _whole(info.get("context_length"))
-            or _whole(info.get("max_total_num_tokens"))
-            or self.context_length
-        )
+        self.context_length = _whole(info.get("context_length")) or self.context_length
         if self.vocab_size is None or self.context_length is None:
             self._read_config()
+        # the size of SGLang's whole cache: no context is longer
+        self.context_length = self.context_length or _whole(info.get("max_total_num_tokens"))
         self.up = True
 
     def _read_config(self) -> None:

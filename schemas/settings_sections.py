@@ -205,8 +205,10 @@ class ProxySettings(Section):
 
 
 class EngineSettings(Section):
-    """The CPU engine that `hoofprint up` starts when proxy.engines is empty."""
+    """The engine that `hoofprint up` starts when proxy.engines is empty."""
 
+    server: Literal["cpu", "sglang"] = "cpu"
+    """cpu: our own. sglang: real SGLang, on CPU (`make sglang-setup`)."""
     model: str = ""
     """Checkpoint directory; empty: the demo's."""
     threads: int = Field(default=1, ge=1)
@@ -216,7 +218,7 @@ class EngineSettings(Section):
     context_length: int = Field(default=0, ge=0)
     """0: what the checkpoint says."""
     min_step_ms: float = Field(default=0.0, ge=0)
-    """A decode step takes at least this long: gives a tiny model the pace of a real one."""
+    """Our own: a decode step takes at least this long. Gives a tiny model the pace of a real one."""
 
 
 class TrainerSettings(Section):

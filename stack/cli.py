@@ -64,7 +64,7 @@ def up(config: Config = None, sets: Sets = None) -> None:
 @app.command()
 def demo(
     task: Annotated[str, typer.Option(help="dial or smollm2")] = "dial",
-    engine: Annotated[str, typer.Option(help="cpu")] = "cpu",
+    engine: Annotated[str, typer.Option(help="cpu, or sglang: real SGLang on CPU")] = "cpu",
     steps: Annotated[
         int | None, typer.Option(min=1, help="Optimizer steps; fewer than the preset's: no reward check.")
     ] = None,

@@ -24,6 +24,8 @@ FEEDER, TRAINER, ARCHIVER, ROLLOUT = "feeder", "trainer", "archiver", "rollout"
 CHECKPOINT = "checkpoint"
 """Makes the first weights where there are none, while the broker starts."""
 
+_ENGINES = {"cpu": "stack.engine", "sglang": "stack.sglang.launch"}
+"""`engine.server`: both take the same command line and speak the same contract."""
 _PROBE_BROKER_S = 5.0
 _STOP_S = {BROKER: 20.0, ARCHIVER: 60.0, TRAINER: 30.0}
 # Who writes stops before who reads: agents, then the proxy, then the processors, then the archiver, then the broker.
@@ -145,17 +147,11 @@ def _checkpoint(settings: Settings) -> Part:
 
 def _engine(settings: Settings, after: tuple[str, ...]) -> Part:
     engine, url = settings.engine, settings.proxy.engines[0]
-    argv = [
-        sys.executable,
-        "-m",
-        "stack.engine",
-        "--model-path",
-        engine.model,
-        "--port",
-        url.rpartition(":")[2],
-    ]
+    argv = [sys.executable, "-m", _ENGINES[engine.server], "--model-path", engine.model]
+    argv += ["--port", url.rpartition(":")[2], "--random-seed", str(settings.run.seed)]
     argv += ["--threads", str(engine.threads), "--max-running", str(engine.max_running)]
-    argv += ["--min-step-ms", str(engine.min_step_ms), "--random-seed", str(settings.run.seed)]
+    if engine.server == "cpu":
+        argv += ["--min-step-ms", str(engine.min_step_ms)]
     if engine.context_length:
         argv += ["--context-length", str(engine.context_length)]
     health, threads = answers(f"{url}/health"), _threads(engine.threads)

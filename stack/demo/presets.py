@@ -1,9 +1,9 @@
-"""The two demos as settings, with what each must reach. Rates and curves were measured beforehand in one synchronous process."""
+"""The demos as settings, with what each must reach. Rates and curves were measured beforehand in one synchronous process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +121,37 @@ SMOLLM2 = Demo(
     shows_replies=True,
 )
 
-DEMOS: Mapping[str, Demo] = {demo.name: demo for demo in (DIAL, SMOLLM2)}
+
+def _on_sglang(demo: Demo, goal: Goal, **changes: Mapping[str, Any]) -> Demo:
+    """The same demo with SGLang as its engine: slower to start and to generate, so fewer steps and more patience."""
+    tree = {section: {**values, **changes.get(section, {})} for section, values in demo.settings.items()}
+    tree["engine"]["server"] = "sglang"
+    tree["proxy"] = {**tree.get("proxy", {}), "quiesce_timeout_s": 30.0}
+    tree["trainer"]["publication_patience_s"] = 180.0  # the engine may start for so long
+    return replace(demo, name=f"{demo.name}-sglang", settings=tree, goal=goal, stall_s=3 * demo.stall_s)
 
 
-def demo_named(name: str) -> Demo:
+DIAL_SGLANG = _on_sglang(
+    DIAL,
+    Goal(reward, last=5, level=0.2, first=5, rise=0.1),
+    trainer={"steps": 30},
+    group={"timeout_s": 600.0},
+)
+SMOLLM2_SGLANG = _on_sglang(SMOLLM2, SMOLLM2.goal)
+
+DEMOS: Mapping[tuple[str, str], Demo] = {
+    ("dial", "cpu"): DIAL,
+    ("smollm2", "cpu"): SMOLLM2,
+    ("dial", "sglang"): DIAL_SGLANG,
+    ("smollm2", "sglang"): SMOLLM2_SGLANG,
+}
+
+
+def demo_named(task: str, engine: str) -> Demo:
     """ConfigError for an unknown name."""
-    if name not in DEMOS:
-        raise ConfigError(f"there is no demo {name}; demos are {', '.join(DEMOS)}", task=name)
-    return DEMOS[name]
+    tasks, engines = (sorted({names[i] for names in DEMOS}) for i in (0, 1))
+    if task not in tasks:
+        raise ConfigError(f"there is no demo {task}; demos are {', '.join(tasks)}", task=task)
+    if engine not in engines:
+        raise ConfigError(f"there is no engine {engine}; engines are {', '.join(engines)}", engine=engine)
+    return DEMOS[task, engine]

@@ -14,13 +14,14 @@ from pathlib import Path
 from rich.console import Console
 
 from journal.event_log import EventFollower
-from schemas.errors import ConfigError, InvariantBroken
+from schemas.errors import InvariantBroken
 from schemas.settings import Settings, load
 from schemas.topics import BATCHES, CONTROL, VERDICTS
 from stack.demo.aftermath import aftermath
 from stack.demo.facts import RunFacts
 from stack.demo.presets import Demo, demo_named
 from stack.demo.progress import Display
+from stack.sglang.environment import ensure_environment
 from stack.up import Stack, running
 
 STOPPED = 130
@@ -36,11 +37,11 @@ async def run_demo(
     on_stop: Callable[[asyncio.Event], None],
 ) -> int:
     """Exit status: 0, 1 when a check failed, STOPPED when the event that `on_stop` was given was set."""
-    demo = demo_named(task)
-    if engine != "cpu":
-        raise ConfigError(f"there is no engine {engine}; the demo runs on cpu", engine=engine)
+    demo = demo_named(task, engine)
     console = Console()
     console.print(f"preparing the {demo.name} demo", highlight=False)
+    if engine == "sglang":
+        await asyncio.to_thread(ensure_environment)
     run_id = f"{demo.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     settings = load(config, sets, await asyncio.to_thread(demo.base, run_id, steps))
     asked = asyncio.Event()

@@ -1,14 +1,15 @@
 """The bodies of SGLang's HTTP contract (0.5.23): what is accepted, what is refused, and with which words.
 
-Two shapes of refusal, as SGLang has them: a body that does not fit the contract gives `{"error":
-"sentence"}`; a request that fits but cannot be served gives `{"error": {"message": "sentence"}}`. Both are
-400 and nothing has started then. Unknown top-level keys are ignored, unknown sampling parameters are
+Three shapes of refusal, as SGLang has them: a body that does not fit gives `{"object": "error", "message": "sentence", …}`,
+an unknown sampling field `{"error": "sentence"}`, and a request that fits but cannot be served `{"error": {"message":
+"sentence"}}`. All are 400 and nothing has started then. Unknown top-level keys are ignored, unknown sampling parameters are
 refused. Known parameters that this engine does not have (grammars, several samples, logit bias, …) are
 refused when set: silently ignoring them would change the result.
 """
 
 from __future__ import annotations
 
+import math
 import uuid
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,7 +25,19 @@ Body = TypeVar("Body")
 
 
 class ContractError(BadRequest):
-    """The body does not fit the contract: answered as `{"error": "sentence"}`."""
+    """The body does not fit the contract."""
+
+    def payload(self) -> dict[str, object]:
+        """The answer's body."""
+        return {"object": "error", "message": self.message, "type": "Bad Request", "param": None, "code": 400}
+
+
+class UnknownSamplingField(ContractError):
+    """A sampling parameter that nobody knows."""
+
+    def payload(self) -> dict[str, object]:
+        """The answer's body."""
+        return {"error": self.message}
 
 
 class Refused(BadRequest):
@@ -135,7 +148,7 @@ def decode(raw: bytes, body: type[Body]) -> Body:
         if "unknown field `" in message:
             name = message.split("`")[1]
             known = ", ".join(f"`{known}`" for known in SamplingBody.__struct_fields__)
-            message = f"unknown field `{name}`, expected one of {known}"
+            raise UnknownSamplingField(f"unknown field `{name}`, expected one of {known}") from error
         raise ContractError(message) from error
 
 
@@ -148,7 +161,9 @@ def resolve_sampling(body: SamplingBody, limits: Limits) -> Sampling:
         raise Refused("n must be 1: send one request per sample.", field="n")
     if body.stop and not limits.has_tokenizer:
         raise Refused(
-            "stop strings need a tokenizer in the checkpoint directory; use stop_token_ids.", field="stop"
+            f"stop={body.stop!r} is unavailable when skip_tokenizer_init=True (requires tokenizer to decode tokens to "
+            "text for matching): there is none in the checkpoint directory; use stop_token_ids.",
+            field="stop",
         )
     top_k = body.top_k if body.top_k is not None and body.top_k != -1 else NO_TOP_K
     sampling = Sampling(
@@ -162,7 +177,7 @@ def resolve_sampling(body: SamplingBody, limits: Limits) -> Sampling:
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         seed=body.sampling_seed,
-        stop_token_ids=frozenset(body.stop_token_ids or ()),
+        stop_token_ids=frozenset(t for t in body.stop_token_ids or () if 0 <= t < limits.vocab_size),
         stop=tuple([body.stop] if isinstance(body.stop, str) else body.stop or ()),
         ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=body.skip_special_tokens is not False,
@@ -174,8 +189,10 @@ def resolve_sampling(body: SamplingBody, limits: Limits) -> Sampling:
 
 def _check_ranges(s: Sampling, limits: Limits) -> None:
     allowed = {
-        "temperature must be non-negative": s.temperature >= 0.0,
-        "top_p must be in (0, 1]": 0.0 < s.top_p <= 1.0,
+        f"temperature must be a non-negative finite number, got {s.temperature:g}": 0.0
+        <= s.temperature
+        < math.inf,
+        f"top_p must be in (0, 1], got {s.top_p:g}": 0.0 < s.top_p <= 1.0,
         "top_k must be -1 (disable), or at least 1": s.top_k >= 1,
         "min_p must be in [0, 1]": 0.0 <= s.min_p <= 1.0,
         "repetition_penalty must be in (0, 2]": 0.0 < s.repetition_penalty <= 2.0,
@@ -183,7 +200,6 @@ def _check_ranges(s: Sampling, limits: Limits) -> None:
         "frequency_penalty must be in [-2, 2]": -2.0 <= s.frequency_penalty <= 2.0,
         "max_new_tokens must be at least 0": s.max_new_tokens >= 0,
         "min_new_tokens must be in [0, max_new_tokens]": 0 <= s.min_new_tokens <= s.max_new_tokens,
-        "stop_token_ids must be in the vocabulary": all(0 <= t < limits.vocab_size for t in s.stop_token_ids),
     }
     for sentence, holds in allowed.items():
         if not holds:
@@ -193,7 +209,7 @@ def _check_ranges(s: Sampling, limits: Limits) -> None:
 def check_prompt(prompt: list[int], max_new_tokens: int, limits: Limits) -> None:
     """Refuse what would crash or overflow: empty, out of the vocabulary, longer than the context."""
     if not prompt:
-        raise Refused("The input is empty.", field="input_ids")
+        raise Refused("input_ids cannot be empty.", field="input_ids")
     if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
         bad = next(t for t in prompt if not 0 <= t < limits.vocab_size)
         raise Refused(

@@ -18,7 +18,7 @@ import torch
 from schemas.errors import ConfigError
 from stack.engine.asgi import Receive, Scope, read_body
 from stack.engine.checkpoint import ModelSpec, read_spec, read_weights
-from stack.engine.contract import AbortBody, ContractError, Limits, PauseBody, UpdateBody, VersionBody, decode
+from stack.engine.contract import AbortBody, Limits, PauseBody, UpdateBody, VersionBody, decode
 from stack.engine.model import CausalLM
 from stack.engine.scheduler import Scheduler, WeightUpdate
 
@@ -83,10 +83,9 @@ class Control:
 
     async def _abort(self, raw: bytes) -> Reply:
         body = decode(raw, AbortBody)
-        if not body.abort_all and body.rid is None:
-            raise ContractError("one of rid and abort_all must be given")
         rid = None if body.abort_all else body.rid
-        await asyncio.wrap_future(self._scheduler.call(lambda: self._scheduler.abort(rid)))
+        if body.abort_all or rid is not None:
+            await asyncio.wrap_future(self._scheduler.call(lambda: self._scheduler.abort(rid)))
         return 200, None
 
     async def _pause(self, raw: bytes) -> Reply:

@@ -44,12 +44,20 @@ class Generate:
             del self.live[generation.rid]
 
     def _prompt(self, body: GenerateBody) -> list[int]:
-        if (body.text is None) == (body.input_ids is None):
-            raise Refused("Exactly one of text and input_ids must be given.", field="input_ids")
+        if body.text is None and body.input_ids is None:
+            raise Refused("Either text, input_ids or input_embeds should be provided.", field="input_ids")
+        if body.text is not None and body.input_ids is not None:
+            raise Refused(
+                "Either text, input_ids or input_embeds should be provided, not two of them.", field="text"
+            )
         if body.input_ids is not None:
             return body.input_ids
         if not self._text.available:
-            raise Refused("text needs a tokenizer in the checkpoint directory; send input_ids.", field="text")
+            raise Refused(
+                "The engine initialized with skip_tokenizer_init=True cannot accept text prompts: there is no tokenizer "
+                "in the checkpoint directory. Please provide input_ids.",
+                field="text",
+            )
         return self._text.encode(body.text or "")
 
     def _abandon(self, watch: asyncio.Task[Any] | asyncio.Future[Any], generation: Generation) -> None:

@@ -84,7 +84,7 @@ class Generation:
         self.spans.append((version, produced))
 
     def append(self, token: int, logprob: float) -> None:
-        """Take a sampled token and decide whether it was the last one (length is checked first, as SGLang
+        """Take a sampled token and decide whether it was the last one (stop tokens are checked first, as SGLang
         does).
 
         A scoring call (`max_new_tokens` 0) takes none.
@@ -96,10 +96,10 @@ class Generation:
         self.logprobs.append(logprob)
         if logprob != logprob:
             self.finish_reason = finish_abort("The model's logits are not finite.", 500, "NonFiniteLogits")
-        elif len(self.output_ids) >= self.sampling.max_new_tokens:
-            self.finish_reason = finish_length(len(self.output_ids))
         elif token in self.end_ids:
             self.finish_reason = finish_stop(token)
+        elif len(self.output_ids) >= self.sampling.max_new_tokens:
+            self.finish_reason = finish_length(len(self.output_ids))
 
     def version_spans(self) -> list[dict[str, Any]]:
         """Spans as the API reports them."""
@@ -119,7 +119,9 @@ class Generation:
             "prompt_tokens": len(self.prompt),
             "completion_tokens": end,
             "cached_tokens": self.cached_tokens,
-            "cached_tokens_details": None,
+            "cached_tokens_details": {"device": self.cached_tokens, "host": 0}
+            if self.cached_tokens
+            else None,
             "reasoning_tokens": 0,
             "num_retractions": self.retractions,
             "dp_rank": None,

@@ -29,12 +29,20 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 class EngineProcess:
-    """One engine child; `flags` are the command line's: `EngineProcess(path, min_step_ms=20)`."""
+    """One engine child; `flags` are the command line's: `EngineProcess(path, min_step_ms=20)`. `module` is what is run: ours,
+    or another that takes the same flags."""
 
     def __init__(
-        self, model_path: Path, port: int = 0, *, log: Path | None = None, **flags: str | int | float | bool
+        self,
+        model_path: Path,
+        port: int = 0,
+        *,
+        module: str = "stack.engine",
+        log: Path | None = None,
+        **flags: str | int | float | bool,
     ) -> None:
         self.model_path = model_path
+        self._module = module
         self.port = port or free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._log = log
@@ -53,7 +61,7 @@ class EngineProcess:
         command = [
             sys.executable,
             "-m",
-            "stack.engine",
+            self._module,
             "--model-path",
             str(self.model_path),
             "--port",
@@ -103,7 +111,7 @@ class EngineProcess:
         except (urllib.error.URLError, OSError):
             return False
 
-    def stop(self, timeout_s: float = 5.0) -> int:
+    def stop(self, timeout_s: float = 8.0) -> int:
         """SIGTERM, then SIGKILL after `timeout_s`; returns the exit code."""
         assert self._child is not None, "not started"
         if self._child.poll() is None:

@@ -182,9 +182,11 @@ class Scheduler:
         rows = self._batch.rows
         for row in range(len(rows) - 1, first - 1, -1):
             generation = rows[row]
-            if generation.sampling.stop and generation.finish_reason is None:
-                matched = self._match_stop(generation)
-                generation.finish_reason = None if matched is None else finish_stop(matched)
+            finish = generation.finish_reason
+            if generation.sampling.stop and (finish is None or finish["type"] == "length"):
+                matched = self._match_stop(generation)  # a stop string ends it before the length does
+                if matched is not None:
+                    generation.finish_reason = finish_stop(matched)
             if generation.finish_reason is not None:
                 self._keep_prefix(generation, row)
                 news.append(self._batch.remove(row))

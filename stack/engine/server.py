@@ -76,7 +76,7 @@ class Engine:
         except ClientGone:
             return
         except ContractError as error:
-            await send_json(send, 400, {"error": error.message})
+            await send_json(send, 400, error.payload())
         except BadRequest as error:
             await send_json(send, error.http_status, {"error": {"message": error.message}})
 

@@ -1,17 +1,15 @@
 """Checkpoints and running engines for the engine's tests.
 
-`dial` is the untrained Dial policy. `always` writes a checkpoint of the same architecture that is certain
-of one token: every embedding is the same vector, the layers write nothing, and the head gives that token a
-large logit. With it, a change of weights shows in the tokens themselves.
+`dial` is the untrained Dial policy; `always` gives checkpoints that are certain of one token.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from engine_checkpoints import write_always
 from engine_client import Client
 
 from stack.engine.launch import EngineProcess
@@ -25,25 +23,11 @@ def dial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def always(tmp_path_factory: pytest.TempPathFactory, dial: Path) -> Callable[[int], Path]:
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    made: dict[int, Path] = {}
+    root = tmp_path_factory.mktemp("always")
 
     def write(token: int) -> Path:
-        if token not in made:
-            directory = tmp_path_factory.mktemp(f"always{token}")
-            tensors: dict[str, Any] = load_file(dial / "model.safetensors")
-            for name, tensor in tensors.items():
-                if name.endswith(("o_proj.weight", "down_proj.weight")):
-                    tensor.zero_()
-            tensors["model.embed_tokens.weight"].fill_(1.0)
-            tensors["lm_head.weight"] = torch.zeros_like(tensors["lm_head.weight"])
-            tensors["lm_head.weight"][token] = 1.0
-            save_file(tensors, directory / "model.safetensors")
-            (directory / "config.json").write_bytes((dial / "config.json").read_bytes())
-            made[token] = directory
-        return made[token]
+        directory = root / str(token)
+        return directory if directory.is_dir() else write_always(directory, dial, token)
 
     return write
 

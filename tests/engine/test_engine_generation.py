@@ -39,10 +39,10 @@ def test_spans(history: list[str | int], spans: list[dict[str, object]]) -> None
     assert g.version_spans() == spans
 
 
-def test_the_last_permitted_token_ends_as_length_even_if_it_is_an_end_token() -> None:
+def test_an_end_token_that_is_the_last_permitted_one_ends_as_stop() -> None:
     g = generation(max_new_tokens=1, end_ids=frozenset({4}))
     g.append(4, -1.0)
-    assert g.finish_reason == {"type": "length", "length": 1}
+    assert g.finish_reason == {"type": "stop", "matched": 4}
 
 
 def test_an_end_token_stops_and_stays_in_the_output() -> None:

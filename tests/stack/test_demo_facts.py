@@ -203,4 +203,4 @@ def test_presets_are_settings_and_steps_can_be_few() -> None:
     )
     assert DIAL.steps == 100
     assert SMOLLM2.settings["batch"]["size"] == 4
-    assert demo_named("dial") is DIAL
+    assert demo_named("dial", "cpu") is DIAL
