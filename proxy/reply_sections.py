@@ -36,6 +36,7 @@ class SectionStream:
         self._marker = marker
         self._buffer = ""
         self._trim = self._state == "reasoning"
+        self._past_tag = False
         self._shown: dict[Part, str] = {"reasoning": "", "content": ""}
 
     def feed(self, text: str) -> list[tuple[Part, str]]:
@@ -65,17 +66,19 @@ class SectionStream:
         head = self._buffer.lstrip()
         if head.startswith(THINK):
             self._state, self._trim = "reasoning", True
+            self._buffer, self._past_tag = head[len(THINK) :], True
         elif not THINK.startswith(head):
             self._state = "content"
 
     def _opened(self) -> bool:
         """Past the opening tag: a model may open the block again that its prompt has opened."""
         head = self._buffer.lstrip()
-        if self._shown["reasoning"] or not head:
+        if self._past_tag or not head:
             return True
         if head.startswith(THINK):
             self._buffer = head[len(THINK) :]
-        return not THINK.startswith(head)
+        self._past_tag = not THINK.startswith(head) or head == THINK
+        return self._past_tag
 
     def _take(
         self,
