@@ -21,6 +21,7 @@ from schemas.errors import EngineTimeout, EngineUnavailable
 
 _CONNECT_S = 3.0
 _CONTROL_S = 20.0
+_FLUSH_S = 20.0
 _FLUSH_AGAIN_S = 0.05
 _KEEPALIVE_S = 3.0  # SGLang and uvicorn close idle connections after 5 s
 _BROKEN = (aiohttp.ClientError, ConnectionError, asyncio.TimeoutError, OSError)
@@ -151,7 +152,7 @@ class Engine:
     async def _flush(self) -> None:
         """Forget keys and values of the old weights. An update cannot while requests run whose clients are gone already (a
         closed session, say): their end is waited for. EngineUnavailable: it would go on with the old keys."""
-        deadline = time.monotonic() + _CONTROL_S
+        deadline = time.monotonic() + _FLUSH_S
         await self._post("/abort_request", {"abort_all": True})
         while (await self._post("/flush_cache", {}))[0] != 200:
             if time.monotonic() > deadline:
