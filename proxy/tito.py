@@ -167,10 +167,9 @@ class _View:
 
     def _behind(self, messages: Sequence[Message], *, prompt: bool = True) -> str:
         text = self._render([*self._head, *messages], self._tools, prompt=prompt)
-        _, found, tail = text.rpartition(_STAND_IN)
-        if not found:
+        if text.count(_STAND_IN) != 1:  # more than one: a message has that very text
             raise TemplateCannot("the template drops or rewrites assistant content")
-        return tail
+        return text.partition(_STAND_IN)[2]
 
     def check(self, tail: str) -> None:
         """TemplateCannot: the full rendering ends in another way, or lacks reasoning that the lineage has."""

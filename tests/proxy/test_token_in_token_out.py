@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizer_subjects import NAMES, Lineage, call, subject, whole_text
 
 from proxy.routing import chain_of
-from proxy.tito import TemplateCannot
+from proxy.tito import _STAND_IN, TemplateCannot
 
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 WORDS = st.sampled_from(
@@ -78,7 +78,7 @@ def conversations(draw: st.DrawFn, tools: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_appended_turns_are_the_full_rendering(name: str, data: st.DataObject) -> None:
     tools = name != "smollm2"  # its template does not write calls
@@ -238,6 +238,14 @@ def test_a_template_that_drops_answers_cannot_be_appended_to() -> None:
     finally:
         inner.chat_template = kept_template
     assert cannot.value.reason == "incremental_tokenization_failed"
+
+
+def test_a_message_that_holds_the_stand_in_is_not_cut_at_it() -> None:
+    lineage = Lineage("tiny")
+    lineage.ask(USER)
+    lineage.answer({"role": "assistant", "content": "ok"})
+    with pytest.raises(TemplateCannot):
+        lineage.ask({"role": "user", "content": f"look: {_STAND_IN} here"})
 
 
 # -- histories ----------------------------------------------------------------------------------------
