@@ -9,7 +9,9 @@ lock             held (flock) while the run is up; a crash frees it
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import time
 from pathlib import Path
 
 from schemas.errors import ConfigError
@@ -17,6 +19,7 @@ from schemas.settings import Settings
 
 SETTINGS = "settings.json"
 SUPERVISOR = "supervisor.json"
+_POLL_S = 0.1
 
 
 def find_run(name: str, runs: Path = Path("runs")) -> Path:
@@ -66,3 +69,29 @@ def claim(run_directory: Path) -> int:
             f"the run in {run_directory} is up already", run_directory=str(run_directory)
         ) from None
     return lock
+
+
+def await_predecessors(run_directory: Path, patience_s: float) -> bool:
+    """Wait for the children of a supervisor that was killed: they end by themselves, but hold ports and the broker's data
+    until then. False: some are still there. Only processes whose command line names this run count, as pids come again.
+    """
+    try:
+        facts = json.loads((run_directory / SUPERVISOR).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True
+    children = facts if isinstance(facts, dict) else {}
+    pids = [int(child["pid"]) for name, child in children.items() if name != "supervisor" and child["pid"]]
+    deadline = time.monotonic() + patience_s
+    while any(_is_of(run_directory, pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _is_of(run_directory: Path, pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return str(run_directory.absolute()).encode() in command

@@ -26,10 +26,11 @@ from schemas.topics import BATCHES, CONTROL, VERDICTS
 from stack.checkpoints import check_model
 from stack.plan import ALL, BROKER, CHECKPOINT, ENGINE, FEEDER, PROXY, TRAINER, parts_of, resolve
 from stack.release import software_version
-from stack.run_directory import SUPERVISOR, claim, write_settings
+from stack.run_directory import SUPERVISOR, await_predecessors, claim, write_settings
 from stack.supervisor import Say, Supervisor
 
 _BROKER_PATIENCE_S = 30.0
+_PREDECESSOR_PATIENCE_S = 20.0
 _END_PATIENCE_S = 60.0
 
 
@@ -150,6 +151,7 @@ async def running(
     check_model(settings)
     lock = claim(settings.run_directory)
     try:
+        await asyncio.to_thread(await_predecessors, settings.run_directory, _PREDECESSOR_PATIENCE_S)
         resolved = await asyncio.to_thread(resolve, settings, roles)
         write_settings(resolved)
         foreign = {BROKER} if settings.kafka.bootstrap_servers else set()
