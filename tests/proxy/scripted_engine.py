@@ -32,6 +32,7 @@ class ScriptedEngine:
     die_after: int | None = None
     stop_after: int | None = None
     held_at: int | None = None
+    vocabulary: int = VOCABULARY
     holds: int = 0
     """How often it has stopped at `held_at`."""
     tokens: Callable[[list[int]], list[int]] | None = None
@@ -85,7 +86,7 @@ class ScriptedEngine:
             {
                 "weight_version": self.version,
                 "model_path": "scripted",
-                "vocab_size": VOCABULARY,
+                "vocab_size": self.vocabulary,
                 "context_length": self.window,
                 "tokenizer_path": None,
             }

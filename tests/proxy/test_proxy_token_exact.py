@@ -11,11 +11,13 @@ import pytest
 from proxy_rig import Proxy, log_of, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine
 from tiny_chat import tiny_tokenizer
+from tokenizer_subjects import subject, whole_text
 
 from schemas.events import TokenSegment
 from schemas.settings import Settings
 from schemas.tokens import ids_of
 from schemas.topics import SEGMENTS
+from stack.models.qwen3_tokenizer import ensure_qwen3_tokenizer
 
 pytestmark = pytest.mark.broker
 
@@ -191,3 +193,38 @@ async def test_a_character_cut_by_an_update_is_whole_in_text_and_tokens(
     assert resumed == [*first, *whole[:7]]
     assert native["text"] == spoken
     assert chatted["choices"][0]["message"]["content"] == spoken
+
+
+async def test_qwen3_thinks_on_through_tools_and_starts_anew_where_its_template_forgets(
+    broker: str, tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    qwen = subject("qwen3")
+    settings = settings_of(broker, tmp_path, engine, ensure_qwen3_tokenizer())
+    engine.vocabulary = 151_669
+
+    def speak(text: str) -> None:
+        engine.tokens = lambda _: [*qwen.encode(text), qwen.eos_token_id or 0]
+
+    async with running_proxy(settings) as proxy:
+        opened = await proxy.open()
+        speak(
+            '<think>\nI must look.\n</think>\n\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+        )
+        messages: list[Any] = [user("what is it?")]
+        messages.append((await chat(proxy, opened, messages, tools=TOOLS))["choices"][0]["message"])
+        assert messages[1]["reasoning_content"] == "I must look."
+        call = messages[1]["tool_calls"][0]["id"]
+        messages.append({"role": "tool", "tool_call_id": call, "content": "a cat"})
+        speak("<think>\nA cat.\n</think>\n\nIt is a cat 🐈.")
+        messages.append((await chat(proxy, opened, messages, tools=TOOLS))["choices"][0]["message"])
+        messages.append(user("sure?"))
+        speak("Yes.")
+        await chat(proxy, opened, messages, tools=TOOLS)
+    one, two, three = await segments(settings)
+    assert (two.parent_segment_index, two.tito_mismatch_tokens) == (one.segment_index, 0)
+    assert engine.bodies[1]["input_ids"] == qwen.prompt(messages[:3], TOOLS, {})
+    assert (three.parent_segment_index, three.lineage_reason) == (None, "history_rewrite")
+    assert engine.bodies[2]["input_ids"] == qwen.prompt(messages, TOOLS, {})
+    seen = whole_text(qwen, engine.bodies[2]["input_ids"])
+    assert "It is a cat 🐈.<|im_end|>" in seen
+    assert "A cat." not in seen
