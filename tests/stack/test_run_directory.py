@@ -19,9 +19,14 @@ def leave(run_directory: Path, pid: int) -> None:
 
 
 def sleeper(*arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()", *arguments], stdin=subprocess.PIPE
+    """A process that is there (its command line can be read only some time after the fork) until its input closes."""
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+    assert child.stdout is not None
+    child.stdout.readline()
+    return child
 
 
 def test_a_run_that_is_up_is_not_claimed_twice(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from journal.producer import AckProducer
 from journal.reader import TopicReader
-from journal.topic_admin import create_topics
+from journal.topic_admin import create_topics, wait_for_broker
 from schemas import events as ev
 from schemas.codec import decode
 from schemas.errors import ConfigError
@@ -116,6 +116,7 @@ async def test_killed_processes_come_back_at_their_address(tmp_path: Path) -> No
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
         await until(lambda: all(supervisor.pid(name) not in (None, first[name]) for name in first))
+        await asyncio.to_thread(wait_for_broker, stack.settings.kafka, 60.0)
         await asyncio.to_thread(create_topics, stack.settings.kafka)  # all are there, and answer
         assert stack.settings.kafka.bootstrap_servers == servers
         assert any(line.startswith("broker was ended by SIGKILL; it starts again") for line in said)
