@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import events as ev
+from schemas.errors import ConfigError
+from schemas.settings import load
 from stack.demo.checks import drift, learning
 from stack.demo.facts import LagRow, RunFacts, StepFacts, drift_by_lag
 from stack.demo.presets import DIAL, SMOLLM2, Goal, demo_named, reward, right
@@ -192,7 +194,6 @@ def test_sparklines_fit_and_span_the_range() -> None:
 
 
 def test_presets_are_settings_and_steps_can_be_few() -> None:
-    from schemas.settings import load
 
     settings = load(base=DIAL.base("d", 3))
     assert (settings.trainer.steps, settings.batch.size, settings.group.size, settings.run.run_id) == (
@@ -204,3 +205,19 @@ def test_presets_are_settings_and_steps_can_be_few() -> None:
     assert DIAL.steps == 100
     assert SMOLLM2.settings["batch"]["size"] == 4
     assert demo_named("dial", "cpu") is DIAL
+
+
+def test_on_sglang_a_demo_has_its_own_steps_and_goal() -> None:
+    demo = demo_named("dial", "sglang")
+    settings = load(base=demo.base("d", None))
+    assert (settings.engine.server, settings.trainer.steps, demo.goal.level) == ("sglang", 30, 0.2)
+    assert (settings.trainer.learning_rate, settings.group.size) == (4e-3, 8)  # the rest is the demo's
+    assert load(base=DIAL.base("d", None)).engine.server == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("task", "engine", "words"), [("chess", "cpu", "dial, smollm2"), ("dial", "tpu", "cpu, sglang")]
+)
+def test_an_unknown_demo_or_engine_names_those_that_there_are(task: str, engine: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        demo_named(task, engine)
