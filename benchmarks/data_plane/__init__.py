@@ -1,0 +1,1 @@
+"""The data plane against in-memory peers: the same workload, process counts and machine."""

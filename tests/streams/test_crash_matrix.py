@@ -1,0 +1,93 @@
+"""Crash matrix of the processors on a real broker: kill -9 at moments of a seeded dice under load, two workers, a full disk."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from crash_run import CrashRun
+
+pytestmark = pytest.mark.broker
+
+NAMES = [f"g{number}" for number in range(64)]
+
+
+@pytest.fixture
+def run(kafka: str, tmp_path: Path) -> Iterator[CrashRun]:
+    run = CrashRun(kafka, tmp_path)
+    yield run
+    run.close()
+
+
+def told(run: CrashRun, record_property: Callable[[str, object], None]) -> None:
+    """The recovery times, for whoever reads the report."""
+    record_property("recovery_s", [round(seconds, 2) for seconds in run.recovery_s])
+
+
+def test_assembler_and_controller_die_at_random_moments_under_load(
+    run: CrashRun, record_property: Callable[[str, object], None]
+) -> None:
+    dice = random.Random(5)
+    run.start("assembler", "assembler")
+    run.start("controller", "controller")
+    writing = run.write(NAMES)
+    moments = sorted(dice.sample(range(4, len(NAMES) - 16), 4))
+    for moment, victim in zip(moments, ["assembler", "controller", "assembler", "controller"], strict=True):
+        run.until(lambda moment=moment: run.completed() >= moment, "groups do not complete")  # type: ignore[misc]
+        run.kill(victim)
+        if victim == "assembler":
+            run.recover()
+    writing.join(60)
+    run.laws(NAMES)
+    told(run, record_property)
+
+
+def test_one_worker_joins_in_mid_stream_and_another_dies(
+    run: CrashRun, record_property: Callable[[str, object], None]
+) -> None:
+    run.start("assembler", "first")
+    run.start("controller", "controller")
+    writing = run.write(NAMES)
+    run.until(lambda: run.completed() >= 16, "groups do not complete")
+    run.start("assembler", "second")
+    run.until(lambda: run.completed() >= 32, "groups do not complete with two workers")
+    run.kill("first", again=False)
+    run.recover()
+    writing.join(60)
+    run.laws(NAMES)
+    told(run, record_property)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with room for some of the payloads."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_ends_the_assembler_and_costs_nothing_once_there_is_room(
+    kafka: str, tmp_path: Path, small_disk: Path
+) -> None:
+    run = CrashRun(kafka, tmp_path, f"payload.url={small_disk}")
+    try:
+        run.start("assembler", "assembler")
+        run.start("controller", "controller")
+        run.write(NAMES[:32]).join(60)
+        run.until(lambda: run.endings["assembler:1"] >= 1, "the assembler does not notice the full disk")
+        assert '"code":"store_error"' in run.log.read_text()
+        assert not list(small_disk.rglob("*.tmp"))  # nothing half-written
+        assert 0 < run.completed() < 32
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+        run.laws(NAMES[:32])
+    finally:
+        run.close()
