@@ -9,7 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from schemas.errors import HoofprintError, Overloaded, StalenessExceeded, TrajectoryVersionChanged
+from schemas.errors import (
+    HoofprintError,
+    Overloaded,
+    StalenessExceeded,
+    TrajectoryClosed,
+    TrajectoryVersionChanged,
+)
 
 PROBLEM = "urn:hoofprint:error:"
 _RESERVED = frozenset({"message", "type", "code", "param", "title", "status", "detail"})
@@ -35,8 +41,8 @@ def render_error(error: HoofprintError) -> tuple[int, dict[str, Any], dict[str, 
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     elif error.retryable and status == 503:
         headers["retry-after"] = "1"
-    if isinstance(error, StalenessExceeded | TrajectoryVersionChanged):
-        headers["x-should-retry"] = "false"  # the official SDKs obey it; a refused trajectory stays refused
+    if isinstance(error, StalenessExceeded | TrajectoryVersionChanged | TrajectoryClosed):
+        headers["x-should-retry"] = "false"  # the official SDKs obey it; what has ended stays so
     return status, {"error": body}, headers
 
 

@@ -174,7 +174,7 @@ async def test_claude_code_finishes_a_task(
         environment = {
             "ANTHROPIC_BASE_URL": opened["base_url"],
             "ANTHROPIC_AUTH_TOKEN": "none",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # not needed, but a test should phone nobody
         }
         said = await drive(tmp_path, environment, "claude", "-p", TASK, "--permission-mode", "acceptEdits")
         segments = await finished(proxy, opened, settings)
