@@ -12,6 +12,7 @@ import json
 import os
 import tomllib
 from copy import deepcopy
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +158,28 @@ def _validated(tree: object) -> Settings:
     except ValidationError as wrong:
         first = wrong.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
+        problem = _no_such(key) if first["type"] == "extra_forbidden" else _sentence(key, first["msg"])
+        more = wrong.error_count() - 1
         raise ConfigError(
-            f"setting {key}: {first['msg']}" if key else first["msg"],
-            key=key,
-            problem=first["msg"],
-            count=wrong.error_count(),
+            problem + (f" (and {more} more)" if more else ""), key=key, problem=problem, count=more + 1
         ) from wrong
+
+
+def _sentence(key: str, problem: str) -> str:
+    return f"setting {key}: {problem}" if key else problem
+
+
+def _no_such(key: str) -> str:
+    known = [f"{name}.{setting}" for name in Settings.model_fields for setting in _section(name).model_fields]
+    near = get_close_matches(key, [*known, *Settings.model_fields], n=1)
+    return f"there is no setting {key}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _section(name: str) -> type[Section]:
+    section = Settings.model_fields[name].annotation
+    assert isinstance(section, type)
+    assert issubclass(section, Section)
+    return section
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -228,10 +245,8 @@ def _is_text(keys: list[str]) -> bool:
 def render_toml() -> str:
     """The whole tree as a TOML file in which every default is commented out."""
     lines = ["# Hoofprint: every setting with its default. Take away the # to change one.", ""]
-    for name, field in Settings.model_fields.items():
-        section = field.annotation
-        assert isinstance(section, type)
-        assert issubclass(section, Section)
+    for name in Settings.model_fields:
+        section = _section(name)
         lines += [f"# {section.__doc__}", f"[{name}]"]
         for key, setting in section.model_fields.items():
             default = setting.get_default()

@@ -163,3 +163,21 @@ def test_paths_of_a_run() -> None:
     assert settings.run_directory == Path("somewhere/x")
     assert settings.payload_url == str(Path("somewhere/x/payloads").absolute())
     assert load(sets=("payload.url=memory://p",)).payload_url == "memory://p"
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (
+            ("window.keep_version=4",),
+            "there is no setting window.keep_version; did you mean window.keep_versions?",
+        ),
+        (("wnidow.keep_versions=4",), "there is no setting wnidow; did you mean window?"),
+        (("zzz.qqq=4",), "there is no setting zzz"),
+        (("window.zzzzzzzzz=1", "trainer.steps=0"), "there is no setting window.zzzzzzzzz (and 1 more)"),
+    ],
+)
+def test_an_unknown_setting_is_named_with_the_nearest_known_one(sets: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(sets=sets)
+    assert refused.value.message == sentence
