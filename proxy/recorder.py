@@ -96,13 +96,13 @@ class Recorder:
         return await self._to_its_end(self._end(session, end))
 
     async def reward(
-        self, identity: Identity, reward: float, components: dict[str, float], source: str
+        self, identity: Identity, epoch: int | None, reward: float, components: dict[str, float], source: str
     ) -> None:
-        """Record a reward that came after the end."""
+        """Record a reward that came after the end. `epoch`: the claim that the caller knows of."""
         event = RewardAssigned(
             run_id=self._run_id, kind=identity.kind, occurred_at=self._clock(),
             parent_traj_id=identity.parent_traj_id, group_id=identity.group_id, attempt=identity.attempt,
-            sample_index=identity.sample_index, session_id=identity.session_id,
+            sample_index=identity.sample_index, session_id=identity.session_id, epoch=epoch,
             reward=reward, components=components, source=source,
         )  # fmt: skip
         await self._producer.apublish(identified(event))

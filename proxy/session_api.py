@@ -147,12 +147,12 @@ class SessionApi:
         if found is None:
             raise BadRequest("session_id is missing", field="session_id")
         identity, token = found
-        if token is None and identity.session_id not in self._access.table.open | dict(
-            self._access.table.ended
-        ):
+        table = self._access.table
+        claimed = token or table.open.get(identity.session_id) or table.ended.get(identity.session_id)
+        if claimed is None:
             raise UnknownSession("no such session; use its token", session_id=identity.session_id)
         source = str(body.get("source") or "session")
-        await self._recorder.reward(identity, float(value), components_of(body), source)
+        await self._recorder.reward(identity, claimed.epoch, float(value), components_of(body), source)
         await call.reply({"session_id": identity.session_id, "reward": float(value)})
 
     async def _session(self, call: Call, body: dict[str, Any]) -> Session:

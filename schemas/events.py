@@ -160,14 +160,18 @@ class TrajectoryEnded(SessionEvent, frozen=True, kw_only=True):
 
 
 class RewardAssigned(Event, frozen=True, kw_only=True):
-    """The reward of a trajectory that ended with `reward_pending`; the first one wins."""
+    """The reward of a trajectory that ended with `reward_pending`; the first one wins.
 
-    IDENTITY: ClassVar = ("parent_traj_id", "source")
+    `epoch`: a claim of the session that the reward is about; one that is older than the session's restart is void.
+    """
+
+    IDENTITY: ClassVar = ("parent_traj_id", "source", "epoch")
     parent_traj_id: str
     group_id: str | None = None
     attempt: int | None = None
     sample_index: int | None = None
     session_id: str | None = None
+    epoch: int | None = None
     reward: float
     components: dict[str, float] = {}
     source: str

@@ -31,6 +31,7 @@ class Trajectory:
 
     __slots__ = (
         "_assigned",
+        "_restarted_at",
         "_void_rewards",
         "end",
         "ended_at",
@@ -47,7 +48,8 @@ class Trajectory:
         self.parent_traj_id = parent_traj_id
         self.sample_index: int | None = None
         self.epoch = NO_EPOCH
-        self._void_rewards: tuple[RewardAssigned, ...] = ()
+        self._restarted_at = NO_EPOCH  # epoch of the last restart
+        self._void_rewards: tuple[RewardAssigned, ...] = ()  # of rewards that name no epoch
         self._forget()
 
     def _forget(self) -> None:
@@ -85,7 +87,8 @@ class Trajectory:
             return "void"
         self.epoch = event.epoch
         if place == "restart":
-            if self._assigned is not None:
+            self._restarted_at = event.epoch
+            if self._assigned is not None and self._assigned.epoch is None:
                 self._void_rewards += (self._assigned,)
             self._forget()
         outcome = self._take_valid(event)
@@ -94,8 +97,11 @@ class Trajectory:
         return outcome
 
     def take_reward(self, event: RewardAssigned) -> Outcome:
-        """A reward of its own; the first known one wins. It has no epoch: one of a voided try may be read again."""
-        if event in self._void_rewards:
+        """A reward of its own; the first known one wins. One of a voided try may come late, or be read again."""
+        if event.epoch is None:
+            if event in self._void_rewards:
+                return "void"
+        elif event.epoch < self._restarted_at:
             return "void"
         if self.reward is not None:
             return "duplicate"

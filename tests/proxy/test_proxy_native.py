@@ -250,6 +250,7 @@ async def test_rewards_discards_and_starts_are_recorded(
     (reward,) = [e for e in events if isinstance(e, RewardAssigned)]
     assert (start.instance_id, start.attributes) == ("task-7", '{"k":1}')
     assert (reward.reward, reward.parent_traj_id) == (0.25, opened["parent_traj_id"])
+    assert reward.epoch == start.epoch
 
 
 async def test_an_idle_session_expires_and_stays_gone(

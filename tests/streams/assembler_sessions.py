@@ -87,12 +87,13 @@ class Session:
         facts = end_facts(segments, reward=reward, pending=pending, status=status, reason=reason)
         return ev.identified(ev.TrajectoryEnded(**self.common(), end=facts))  # type: ignore[arg-type]
 
-    def reward(self, value: float, source: str = "judge") -> ev.RewardAssigned:
+    def reward(self, value: float, source: str = "judge", epoch: int | None = None) -> ev.RewardAssigned:
         self.clock += 10
         return ev.identified(
             ev.RewardAssigned(
                 run_id=self.run, occurred_at=self.clock, parent_traj_id=self.traj, group_id=self.group,
-                attempt=self.attempt, sample_index=self.sample, reward=value, source=source,
+                attempt=self.attempt, sample_index=self.sample, epoch=epoch, reward=value,
+                source=source,
             )
         )  # fmt: skip
 

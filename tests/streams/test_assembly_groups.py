@@ -223,3 +223,30 @@ def test_lineages_that_cannot_be_fail_the_group() -> None:
     session = Session()
     log = [session.segment(0, [1], [2]), session.segment(1, [3], [4], parent=0, branch=9), session.end(2)]
     assert failed(feed(fresh(1), log)).detail == "segment 1 branches beyond its parent"
+
+
+def test_a_reward_of_an_older_epoch_than_the_restart_is_void_wherever_it_comes() -> None:
+    session = Session(epoch=1)
+    late = session.reward(0.25, epoch=1)
+    state = fresh(size=1)
+    effects = feed(
+        state,
+        [
+            session.claim(), session.segment(0, [1], [2]), session.end(1, reward=None, pending=True),
+            session.claim(2, restart=True), late, session.segment(0, [1], [3]), session.end(1, reward=None, pending=True),
+            session.reward(0.75, epoch=2),
+        ],
+    )  # fmt: skip
+    assert completed(effects).trajectories[0].reward == 0.75
+    assert state.counts["void"] == 1
+
+
+def test_a_reward_of_an_older_epoch_counts_where_nothing_was_started_anew() -> None:
+    """A reward worker need not know which replica has the session."""
+    session = Session(epoch=1)
+    early = session.reward(0.25, epoch=1)
+    events = [
+        session.claim(), session.segment(0, [1], [2]), session.claim(2), session.end(1, reward=None, pending=True),
+        early,
+    ]  # fmt: skip
+    assert completed(feed(fresh(size=1), events)).trajectories[0].reward == 0.25
