@@ -41,6 +41,11 @@ class PayloadStore:
         self._local = Path(self._root) if isinstance(self._fs, LocalFileSystem) else None
         self._fsync = fsync
 
+    @property
+    def syncs(self) -> bool:
+        """Whether `put` waits for the disk: then several at a time, in threads, share the wait."""
+        return self._fsync and self._local is not None
+
     def put(
         self, run_id: str, group_id: str, attempt: int, data: bytes | memoryview, codec: str
     ) -> PayloadRef:

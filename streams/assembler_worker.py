@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import msgspec
@@ -29,6 +29,7 @@ from streams import assembly
 from streams.assembly_closed import ClosedAttempts
 from streams.group_payload import group_payload
 
+_WRITERS = 16  # payload files that wait for the disk together
 _MAX_RAW = 900_000  # a dead letter must itself fit into a record; the rest stays where it was read
 
 
@@ -60,6 +61,7 @@ class AssemblerWorker:
         self._acknowledged: deque[tuple[assembly.Assembly, Hashable]] = deque()
         self._held: dict[int, dict[Hashable, int]] = {}  # unconfirmed of partitions that will be read again
         self._frozen = False
+        self._writers = ThreadPoolExecutor(_WRITERS, "payloads") if store.syncs else None
         self.counts: Counter[str] = Counter()
 
     def handle(self, partition: int, records: Sequence[RawRecord]) -> None:
@@ -69,6 +71,7 @@ class AssemblerWorker:
             held = self._held.pop(partition, {})
             state = assembly.Assembly(self._rules, self._closed, unconfirmed=held, counts=self.counts)
             self._partitions[partition] = state
+        due: list[assembly.Completed | assembly.Failed] = []
         for record in records:
             if state.next_offset is not None and record.offset < state.next_offset:
                 continue
@@ -82,7 +85,8 @@ class AssemblerWorker:
                 if isinstance(effect, assembly.Rejected):
                     self._bury(state, partition, record, effect.reason)
                 else:
-                    self._emit(state, effect)
+                    due.append(effect)
+        self._emit(state, due)
 
     def tick(self, read_to_end: Callable[[int, int], bool]) -> None:
         """Time-outs and attempts closed elsewhere. `read_to_end(partition, next_offset)`: nothing is left to read.
@@ -92,9 +96,8 @@ class AssemblerWorker:
         for partition, state in self._partitions.items():
             assembly.drop_closed(state)
             current = state.next_offset is not None and read_to_end(partition, state.next_offset)
-            for effect in assembly.tick(state, self._clock() if current else state.newest_at):
-                assert not isinstance(effect, assembly.Rejected)
-                self._emit(state, effect)
+            late = assembly.tick(state, self._clock() if current else state.newest_at)
+            self._emit(state, [effect for effect in late if isinstance(effect, assembly.Failed)])
 
     def forget(self) -> None:
         """The partitions are read again from their marks, or belong to another worker.
@@ -124,21 +127,28 @@ class AssemblerWorker:
         """Attempts on their way."""
         return sum(len(state.groups) for state in self._partitions.values())
 
-    def _emit(self, state: assembly.Assembly, effect: assembly.Completed | assembly.Failed) -> None:
-        attempt = effect.attempt
-        if isinstance(effect, assembly.Failed):
-            self.counts["groups_failed"] += 1
-            self._send(state, attempt, effect.event)
-            return
-        ref = self._store.put(
-            effect.run_id,
-            attempt.group_id,
-            attempt.attempt,
-            group_payload(effect.sequences),
+    def _emit(
+        self, state: assembly.Assembly, effects: Sequence[assembly.Completed | assembly.Failed]
+    ) -> None:
+        """What a chunk caused, in its order: first all payload files, then the events."""
+        done = [effect for effect in effects if isinstance(effect, assembly.Completed)]
+        refs = iter(self._writers.map(self._put, done) if self._writers is not None else map(self._put, done))
+        for effect in effects:
+            if isinstance(effect, assembly.Failed):
+                self.counts["groups_failed"] += 1
+                self._send(state, effect.attempt, effect.event)
+            else:
+                self.counts["groups_completed"] += 1
+                self._send(state, effect.attempt, assembly.completion(effect, next(refs)))
+
+    def _put(self, done: assembly.Completed) -> ev.PayloadRef:
+        return self._store.put(
+            done.run_id,
+            done.attempt.group_id,
+            done.attempt.attempt,
+            group_payload(done.sequences),
             GROUP_PAYLOAD_CODEC,
         )
-        self.counts["groups_completed"] += 1
-        self._send(state, attempt, assembly.completion(effect, ref))
 
     def _bury(self, state: assembly.Assembly, partition: int, record: RawRecord, reason: str) -> None:
         raw = record.value or b""

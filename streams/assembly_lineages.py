@@ -108,8 +108,9 @@ def _columns(path: Sequence[TokenSegment], trainable: set[int]) -> _Columns:
     logprobs = np.zeros(room, np.float32)
     codes = np.full(room, -1, np.int32)
     labels: dict[str, int] = {}
-    at = 0
+    at, cuts = 0, False
     for segment in path:
+        cuts = cuts or segment.branch_point not in (None, at)
         at = _cut(segment, at, mask, logprobs, codes)
         context, output = ids_of(segment.context_ids), ids_of(segment.output_ids)
         tokens[at : at + context.size] = context
@@ -120,10 +121,11 @@ def _columns(path: Sequence[TokenSegment], trainable: set[int]) -> _Columns:
         mask[at:stop] = segment.segment_index in trainable
         for span in segment.spans:
             version = real_version(span.version)
-            if version is not None:
+            if version is not None and span.stop > span.start:
                 codes[at + span.start : at + span.stop] = labels.setdefault(version, len(labels))
         at = stop
-    return _used_versions(_Columns(tokens[:at], mask[:at], logprobs[:at], codes[:at], tuple(labels)))
+    columns = _Columns(tokens[:at], mask[:at], logprobs[:at], codes[:at], tuple(labels))
+    return _used_versions(columns) if cuts else columns
 
 
 def _cut(

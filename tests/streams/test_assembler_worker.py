@@ -53,9 +53,9 @@ class Outbox:
 class Bench:
     """A worker with an outbox and a store in a directory."""
 
-    def __init__(self, root: Path, size: int = 1) -> None:
+    def __init__(self, root: Path, size: int = 1, *, fsync: bool = False) -> None:
         self.outbox, self.failures, self.now = Outbox(), list[HoofprintError](), 0
-        self.store = PayloadStore(str(root))
+        self.store = PayloadStore(str(root), fsync)
         rules = AssemblyRules("run", size, 10 * SECOND, 0)
         self.worker = AssemblerWorker(
             rules, ClosedAttempts(), self.store, self.outbox, lambda: self.now, self.failures.append  # type: ignore[arg-type]
@@ -88,6 +88,28 @@ def test_the_payload_is_in_the_store_before_its_event_is_sent(bench: Bench) -> N
     (event,) = bench.outbox.events
     assert isinstance(event, ev.GroupCompleted)
     assert bench.store.open_arrow(event.payload).num_rows == event.sequences
+
+
+def test_files_that_wait_for_the_disk_together_give_the_same_events_in_the_same_order(tmp_path: Path) -> None:
+    one, together = Bench(tmp_path / "one"), Bench(tmp_path / "together", fsync=True)
+    events = flat(session for number in range(40) for session in group(f"g{number}", 1))
+    for bench in (one, together):
+        bench.take(events)
+    assert together.outbox.events == one.outbox.events
+    assert len(together.outbox.events) == 40
+    for event in together.outbox.events:
+        assert isinstance(event, ev.GroupCompleted)
+        assert together.store.open_arrow(event.payload).num_rows == 1
+
+
+def test_one_file_of_many_that_cannot_be_written_sends_nothing_behind_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, fsync=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "g3").write_bytes(b"")  # where its directory would be
+    with pytest.raises(StoreError):
+        bench.take(flat(session for number in range(8) for session in group(f"g{number}", 1)))
+    sent = [event.group_id for event in bench.outbox.events if isinstance(event, ev.GroupCompleted)]
+    assert sent == ["g0", "g1", "g2"]
 
 
 def test_an_unacknowledged_event_ends_the_process_and_holds_the_mark(bench: Bench) -> None:
