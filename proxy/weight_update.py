@@ -121,7 +121,7 @@ class WeightUpdates:
         self._control.fold(event)
 
     async def _paused(self, version: str, checkpoint: str, *, force: bool) -> Outcome:
-        preempted = len(self._controller.running)
+        before = {generation: generation.preemptions for generation in self._controller.running.values()}
         targets = [engine for engine in self._registry.engines if engine.up]
         if not targets:
             raise EngineUnavailable("no engine is there to take the version", version=version)
@@ -146,7 +146,9 @@ class WeightUpdates:
                 await _all(targets, lambda engine: engine.go_on())
         self._rotate(targets, failed, version, checkpoint)
         activated = [engine.engine_id for engine in targets if engine.engine_id not in failed]
-        return Outcome(version, activated, failed, preempted, quiesced, 0.0, [] if retract else running)
+        # one that ended by itself while its abort was under way was not cut (rule 9)
+        cut = len(before) if retract else sum(g.preemptions > was for g, was in before.items())
+        return Outcome(version, activated, failed, cut, quiesced, 0.0, [] if retract else running)
 
     async def _quiesce(self) -> bool:
         deadline = time.monotonic() + self._quiesce_s

@@ -87,7 +87,8 @@ async def test_rule_9_a_chunk_that_ended_or_used_up_its_budget_is_not_resumed(
         opened = await proxy.open()
         call = asyncio.ensure_future(proxy.generate(opened, [1], limit))
         await until(lambda: engine.running, "the engine call")
-        await update(proxy, "v2")
+        _, outcome = await update(proxy, "v2")
+        assert outcome["preempted"] == (0 if finish_in_abort else 1)
         _, reply = await call
     assert len(engine.bodies) == 1
     assert len(reply["output_ids"]) == tokens
