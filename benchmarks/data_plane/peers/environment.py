@@ -14,7 +14,7 @@ from pathlib import Path
 from stack.broker.jars import cache_root
 
 HERE = Path(__file__).parent
-LIMIT_S = 150.0
+LIMIT_S = 240.0
 
 
 def measured(peer: str, tokens: int, trajectories: int) -> dict[str, float] | str:
