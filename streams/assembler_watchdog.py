@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     import faust
 
 log = structlog.get_logger()
-_LOOK_S = 10.0
-_STALL_S = 60.0
+_LOOK_S = 5.0
+_STALL_S = 30.0
+_MARGIN_S = 10.0
 
 
 class Watchdog:
@@ -35,6 +36,8 @@ class Watchdog:
         topic: topics.Topic = topics.SEGMENTS,
     ) -> None:
         self._kafka, self._next_offset, self._topic = kafka, next_offset, topic
+        # a worker that waits for an acknowledgement does not stand still
+        self._stall_s = max(_STALL_S, kafka.publish_timeout_s + _MARGIN_S)
         self._looked_at = time.monotonic()
         self._away_since: float | None = None
         self._since: dict[int, tuple[int | None, float]] = {}
@@ -68,7 +71,7 @@ class Watchdog:
             if not behind or known != at:
                 since = now
             self._since[partition] = at, since
-            if now - since > _STALL_S:
+            if now - since > self._stall_s:
                 raise TransportError(
                     f"partition {partition} has records and none arrives", partition=partition, next_offset=at
                 )

@@ -9,16 +9,24 @@ from schemas.settings import KafkaSettings
 from streams.assembler_watchdog import Watchdog
 
 
-def watchdog(at: dict[int, int | None]) -> Watchdog:
-    return Watchdog(KafkaSettings(), at.get)
+def watchdog(at: dict[int, int | None], publish_timeout_s: float = 20) -> Watchdog:
+    return Watchdog(KafkaSettings(publish_timeout_s=publish_timeout_s), at.get)
 
 
 def test_a_partition_that_stands_still_before_records_is_reported() -> None:
     dog = watchdog({0: 5})
     dog.judge({0: 9}, {0: 5}, now=0)
-    dog.judge({0: 9}, {0: 5}, now=60)
+    dog.judge({0: 9}, {0: 5}, now=30)
     with pytest.raises(TransportError, match="partition 0"):
-        dog.judge({0: 9}, {0: 5}, now=61)
+        dog.judge({0: 9}, {0: 5}, now=31)
+
+
+def test_one_that_may_still_wait_for_an_acknowledgement_is_not() -> None:
+    patient = watchdog({0: 5}, publish_timeout_s=60)
+    patient.judge({0: 9}, {0: 5}, now=0)
+    patient.judge({0: 9}, {0: 5}, now=70)
+    with pytest.raises(TransportError):
+        patient.judge({0: 9}, {0: 5}, now=71)
 
 
 def test_one_that_moves_is_not() -> None:
