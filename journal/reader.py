@@ -80,7 +80,7 @@ class TopicReader:
                     offset = self._watermarks(TopicPartition(name, number))[0]
                 self._next[topic.name, number] = offset
                 self._assignment.append(TopicPartition(name, number, offset))
-        self._consumer.assign(self._assignment)
+        self._fetching = False
 
     def poll(self, timeout_s: float, max_records: int = _BATCH) -> list[Record]:
         """What has arrived, at most `max_records`; waits at most `timeout_s` for the first. TransportError: broken for good."""
@@ -134,6 +134,11 @@ class TopicReader:
         return taken
 
     def _fetch(self, timeout_s: float, max_records: int) -> list[Record]:
+        if not self._fetching:
+            # Not before: closing the client while it resets an offset that is out of range never returns, and whoever
+            # finds nothing between start and end closes at once.
+            self._consumer.assign(self._assignment)
+            self._fetching = True
         first = self._consumer.poll(timeout_s)
         if first is None:
             return []

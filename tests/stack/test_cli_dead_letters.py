@@ -35,7 +35,6 @@ def run_at(bootstrap_servers: str, tmp_path: Path) -> Settings:
 
 
 @pytest.mark.broker
-@pytest.mark.unsettled
 def test_letters_are_listed_and_put_back_by_their_place(kafka: str, tmp_path: Path) -> None:
     settings = run_at(kafka, tmp_path)
     create_topics(settings.kafka)

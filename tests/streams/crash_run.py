@@ -144,9 +144,7 @@ class CrashRun:
     def recover(self) -> None:
         """Wait for a new completion, and keep how long it took."""
         before = self.completed()
-        self.recovery_s.append(
-            self.until(lambda: self.completed() > before, "nothing completes any more", 120)
-        )
+        self.recovery_s.append(self.until(lambda: self.completed() > before, "nothing completes any more"))
 
     def batched(self) -> list[str]:
         """Groups by distinct batches, in order."""
@@ -155,10 +153,8 @@ class CrashRun:
 
     def laws(self, names: Sequence[str]) -> None:
         """Of a run whose groups `names` were all acknowledged."""
-        # a partition that Faust stops fetching without a word is noticed by the watchdog, and its worker started again
-        healed_s = 120
-        self.until(lambda: len(self.batched()) >= len(names), "groups are missing in the batches", healed_s)
-        self.until(lambda: len(self._terminal()) >= len(names), "groups have no verdict", healed_s)
+        self.until(lambda: len(self.batched()) >= len(names), "groups are missing in the batches")
+        self.until(lambda: len(self._terminal()) >= len(names), "groups have no verdict")
         assert Counter(self.batched()) == Counter(names)
         facts = {event.event_id: event for event in self.said}
         assert all(facts[event.event_id] == event for event in self.said)
