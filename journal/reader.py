@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from journal.connection import LOGGER, client_configuration
 from journal.topic_admin import partition_ids
@@ -182,6 +183,19 @@ def end_offsets(kafka: KafkaSettings, topics: Sequence[Topic]) -> dict[Place, in
         }
     finally:
         consumer.close()
+
+
+def newest_time_ms(kafka: KafkaSettings, topic: Topic) -> int:
+    """The greatest timestamp of the topic's records, ms; 0 with none. TransportError: the broker does not say."""
+    name = topic.full_name(kafka.topic_prefix)
+    newest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+    wanted = {TopicPartition(name, number): newest for number in partition_ids(kafka, topic)}
+    client = AdminClient(client_configuration(kafka), logger=LOGGER)
+    try:
+        found = client.list_offsets(wanted, request_timeout=_CALL_S)
+        return max((future.result(_CALL_S).timestamp for future in found.values()), default=0)
+    except (KafkaException, TimeoutError) as away:
+        raise TransportError(f"the newest record of {name} cannot be found", topic=name) from away
 
 
 def record_at(kafka: KafkaSettings, topic: Topic, partition: int, offset: int) -> Record | None:

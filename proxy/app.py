@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from starlette.routing import Route
 from journal.clock import Clock
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
+from proxy import claim_follower
 from proxy.asgi import Call, Endpoint
 from proxy.chat_api import ChatApi
 from proxy.completions_api import CompletionsApi
@@ -35,6 +37,7 @@ from proxy.messages_reply import render_anthropic
 from proxy.metrics import Metrics
 from proxy.native_api import NativeApi
 from proxy.operations_api import OperationsApi
+from proxy.ownership import Ownership
 from proxy.policy_api import PolicyApi
 from proxy.recorder import Recorder
 from proxy.recovery import Recovery
@@ -78,13 +81,16 @@ class Parts:
         )
         store = PayloadStore(settings.payload_url, settings.payload.fsync)
         signer = TokenSigner(signing_key(proxy.admin_key, settings.run_directory), settings.run.run_id)
-        claimant = f"{socket.gethostname()}-{os.getpid()}"
-        self.recorder = Recorder(self.producer, store, self.table, settings, clock, self.metrics, claimant)
+        claimant = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.ownership = Ownership(clock, settings.kafka.publish_timeout_s)
+        self.recorder = Recorder(
+            self.producer, self.ownership, store, self.table, settings, clock, self.metrics, claimant
+        )
         self.control = ControlView(settings.run.run_id, self._close_attempt)
-        recovery = Recovery(settings, self.recorder, store, signer, clock)
+        recovery = Recovery(settings, self.recorder, self.ownership, store, signer, clock)
         self.access = SessionAccess(
-            self.table, self.recorder, recovery, self.control, signer, self.limits, settings.run.run_id,
-            proxy.admin_key, clock,
+            self.table, self.recorder, self.ownership, recovery, self.control, signer, self.limits,
+            settings.run.run_id, proxy.admin_key, clock,
         )  # fmt: skip
         self.sessions = SessionApi(
             self.access, self.recorder, clock, proxy.max_body_bytes, f"{proxy.host}:{proxy.port}"
@@ -93,7 +99,7 @@ class Parts:
             self.registry, self.gate, settings.staleness, self.metrics,
             record_experts=proxy.record_routed_experts == "auto",
         )  # fmt: skip
-        self.turns = Turns(controller, self.registry, self.recorder, proxy, clock, self.metrics)
+        self.turns = Turns(controller, self.registry, self.access, self.recorder, proxy, clock, self.metrics)
         tokenizers = Tokenizers(self.registry, self.control, settings.engine.model)
         self.native = NativeApi(
             self.access, self.turns, self.limits, self.metrics, tokenizers, proxy.keepalive_s
@@ -126,9 +132,11 @@ class Parts:
 
     async def start(self) -> None:
         """Fold the log, bring the engines to the newest version, then watch. Serving begins before that, with 503."""
+        await claim_follower.begin(self.ownership, self.settings.kafka)
         await self.control.start(self.settings.kafka, self.on_failure)
         await self.updates.at_start()
         self.tasks.append(asyncio.ensure_future(self.registry.watch()))
+        self.tasks.append(asyncio.ensure_future(claim_follower.watch(self.ownership)))
         self.tasks.append(asyncio.ensure_future(self.sessions.expire(self.settings.proxy.session_idle_s)))
         log.info(
             "proxy_ready", engines=[repr(e) for e in self.registry.engines], version=self.registry.wanted
@@ -140,6 +148,7 @@ class Parts:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.recorder.drain()
+        await self.ownership.stop()
         await self.control.stop()
         await self.http.close()
         await asyncio.to_thread(self.producer.close)

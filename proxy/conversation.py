@@ -26,7 +26,7 @@ from proxy.generation import Generation
 from proxy.limits import Limits
 from proxy.metrics import Metrics
 from proxy.reply_sections import THINK, SectionStream
-from proxy.routing import Place, chain_of, next_link, place_messages, request_digest
+from proxy.routing import Place, chain_of, next_link, place_messages, place_tokens, request_digest
 from proxy.session_access import SessionAccess
 from proxy.sessions import Session
 from proxy.streaming import watch_generation
@@ -131,6 +131,7 @@ class Conversations:
         turn.request = orjson.dumps(recorded).decode()
         turn.digest = request_digest(chain)
         turn.chain, turn.messages = chain[-1], len(request.messages) + 1
+        turn.find = lambda session: place_messages(session.by_chain, chain, session.known_tools)
         turn.mismatch_tokens = mismatch
         self.identify(call, body, turn, one_call=one_call)
         inside = tokenizer.thinks and _opened(turn.generation.prompt, tokenizer)
@@ -183,6 +184,7 @@ class Conversations:
             sampling=orjson.dumps({**sampling, "max_new_tokens": budget}).decode(),
             received_at=received_at,
             check=self._turns.checker(generation),
+            find=lambda session: place_tokens(session.lineages, pack_ids(prompt)),
         )
 
     # -- whole ---------------------------------------------------------------------------------------

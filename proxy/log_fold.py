@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import orjson
 
-from proxy.routing import Place, Step, chain_of, next_link
+from proxy.routing import Place, chain_of, next_link
 from proxy.sessions import Session
 from schemas.events import EndFacts, Event, SessionClaimed, SessionEvent, TokenSegment, TrajectoryEnded
 
@@ -21,6 +21,8 @@ class SessionLog:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.born = 0
+        """Epoch of the newest restart; 0: of none that was read."""
         self.started = False
         self.segments: dict[int, TokenSegment] = {}
         self.end: EndFacts | None = None
@@ -33,6 +35,7 @@ class SessionLog:
         if isinstance(event, SessionClaimed):
             if event.epoch > self.epoch and event.restart:
                 self.__init__()  # type: ignore[misc]
+                self.born = event.epoch
             self.epoch = event.epoch
             return
         self.epoch = event.epoch
@@ -58,6 +61,7 @@ def read_log(events: Iterable[Event]) -> SessionLog:
 def restore(session: Session, log: SessionLog) -> None:
     """Give a new session object what the log has; it goes on at the highest valid index + 1."""
     session.started = log.started
+    session.born = log.born
     session.end = log.end
     for index in sorted(log.segments):
         segment = log.segments[index]
@@ -68,18 +72,10 @@ def restore(session: Session, log: SessionLog) -> None:
 
 
 def _place(session: Session, segment: TokenSegment) -> Place:
-    parent = _step(session, segment.parent_segment_index)
+    parent = session.step(segment.parent_segment_index)
     if parent is None:
         return Place(None, 0, None)
     return Place(parent, parent.end if segment.branch_point is None else segment.branch_point, None)
-
-
-def _step(session: Session, index: int | None) -> Step | None:
-    for lineage in session.lineages:
-        for step in lineage.steps:
-            if step.segment_index == index:
-                return step
-    return None
 
 
 def _chain(session: Session, segment: TokenSegment, place: Place) -> tuple[bytes, int]:

@@ -99,6 +99,7 @@ class NativeApi:
             sampling=orjson.dumps({**generation.sampling, "max_new_tokens": generation.budget}).decode(),
             received_at=received_at,
             check=self._turns.checker(generation),
+            find=lambda session: place_tokens(session.lineages, prompt),
             turn_id=text_field(call, body, "x-turn-id", "turn_id"),
             end=end,
         )

@@ -2,8 +2,8 @@
 
 Design §5: the log has acknowledged, then the client gets its answer. Invariants: one record of a session is in flight at
 a time, so their order in the log is the order of their indices; a record that was handed over is followed to its end
-even if its client has gone; after an unknown outcome the session is forgotten here, because only a new claim can tell what
-the log has.
+even if its client has gone; after an unknown outcome, or where another replica's claim came first (`ownership.py`), the
+session is forgotten here, because only a new claim can tell what the log has.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from journal.payloads import PayloadStore
 from journal.producer import Position
 from proxy.experts import merge, pack_experts
 from proxy.metrics import Metrics
+from proxy.ownership import Holding, Ownership, SessionTaken
 from proxy.sessions import Identity, Session, SessionTable
 from proxy.turn import Turn
 from schemas.arrow import EXPERTS_CODEC, REQUEST_CODEC, SEGMENT_COLUMNS, SEGMENT_COLUMNS_CODEC
-from schemas.errors import CorruptPayload, PublishTimeout, SessionConflict
+from schemas.errors import CorruptPayload, PublishTimeout
 from schemas.events import (
     EndFacts,
     Event,
@@ -54,10 +55,11 @@ class Recorder:
     """Writes the events of sessions."""
 
     def __init__(
-        self, producer: Publisher, store: PayloadStore, table: SessionTable, settings: Settings,
+        self, producer: Publisher, ownership: Ownership, store: PayloadStore, table: SessionTable, settings: Settings,
         clock: Clock, metrics: Metrics, claimant: str,
     ) -> None:  # fmt: skip
         self._producer = producer
+        self._ownership = ownership
         self._store = store
         self._table = table
         self._run_id = settings.run.run_id
@@ -67,24 +69,20 @@ class Recorder:
         self._claimant = claimant
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def claim(self, identity: Identity, epoch: int, *, restart: bool) -> Position:
-        """Own the session from here on."""
-        return await self._producer.apublish(
-            identified(SessionClaimed(**self._ids(identity, epoch), claimant=self._claimant, restart=restart))
-        )
+    async def claim(self, identity: Identity, holding: Holding, *, restart: bool) -> Position:
+        """Own the session from here on. SessionTaken: a higher claim stood there already."""
+        ids = self._ids(identity, holding.epoch)
+        event = SessionClaimed(**ids, claimant=self._claimant, restart=restart)
+        position = await self._to_its_end(self._append(identified(event), holding))
+        await self._ownership.check(holding, position)
+        return position
 
     async def begin(self, session: Session, attributes: str | None) -> None:
         """Facts of the start that no segment carries."""
         identity = session.identity
-        await self._producer.apublish(
-            identified(
-                TrajectoryStarted(
-                    **self._ids(identity, session.epoch),
-                    instance_id=identity.instance_id,
-                    attributes=attributes,
-                )
-            )
-        )
+        ids = self._ids(identity, session.epoch)
+        event = TrajectoryStarted(**ids, instance_id=identity.instance_id, attributes=attributes)
+        await self._to_its_end(self._append(identified(event)))
         session.started = True
 
     async def segment(self, turn: Turn) -> TokenSegment:
@@ -105,7 +103,7 @@ class Recorder:
             sample_index=identity.sample_index, session_id=identity.session_id, epoch=epoch,
             reward=reward, components=components, source=source,
         )  # fmt: skip
-        await self._producer.apublish(identified(event))
+        await self._to_its_end(self._append(identified(event)))
 
     async def drain(self) -> None:
         """Wait for records that are in flight."""
@@ -135,24 +133,39 @@ class Recorder:
         if not task.cancelled():
             task.exception()  # seen, also if its client has gone
 
+    async def _append(self, event: Event, claim: Holding | None = None) -> Position:
+        position = await self._producer.apublish(event)
+        if claim is not None:
+            self._ownership.claimed(claim, position)
+        self._ownership.wrote(position)
+        return position
+
     async def _segment(self, turn: Turn) -> TokenSegment:
         session = turn.generation.session
-        async with session.writing:
-            _check_writable(session)
-            turn.check()
-            segment = self._build(turn)
-            segment = await self._with_experts(segment, turn)
-            await self._publish(session, await self._by_reference(segment))
-            session.record(segment, turn.place, turn.chain, turn.messages)
-            session.used_at = self._clock()
-            if segment.end is not None:
-                self._table.finish(session, segment.end)
+        session.recording += 1
+        try:
+            async with session.writing:
+                segment = await self._write_segment(session, turn)
+        finally:
+            session.recording -= 1
         self._metrics.recorded(
             len(turn.generation.output_ids),
             turn.mismatch_tokens,
             unknown=bool(segment.spans) and not distinct_real(s.version for s in segment.spans),
             span_mismatches=turn.generation.span_mismatches,
         )
+        return segment
+
+    async def _write_segment(self, session: Session, turn: Turn) -> TokenSegment:
+        _check_writable(session)
+        turn.check()
+        segment = self._build(turn)
+        segment = await self._with_experts(segment, turn)
+        await self._publish(session, await self._by_reference(segment))
+        session.record(segment, turn.place, turn.chain, turn.messages)
+        session.used_at = self._clock()
+        if segment.end is not None:
+            self._table.finish(session, segment.end)
         return segment
 
     async def _end(self, session: Session, end: EndFacts) -> EndFacts:
@@ -169,9 +182,9 @@ class Recorder:
 
     async def _publish(self, session: Session, event: Event) -> None:
         try:
-            await self._producer.apublish(event)
-        except PublishTimeout:
-            session.stale_claim = True
+            position = await self._append(event)
+            await self._ownership.check(session.holding, position)
+        except (PublishTimeout, SessionTaken):
             self._table.forget(session)
             raise
 
@@ -248,8 +261,8 @@ class Recorder:
 def _check_writable(session: Session) -> None:
     session.check_open()
     if session.stale_claim:
-        raise SessionConflict(
-            "a record of the session has an unknown outcome; the session is claimed anew by the next call",
+        raise SessionTaken(
+            "the claim of the session is over; the next call claims it anew",
             session_id=session.identity.session_id,
         )
 

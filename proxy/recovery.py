@@ -20,10 +20,11 @@ from journal.payloads import PayloadStore
 from journal.producer import Position
 from journal.reader import TopicReader, offsets_at_time
 from proxy.log_fold import SessionLog, read_log, restore
+from proxy.ownership import Holding, Ownership, SessionTaken
 from proxy.recorder import Recorder, with_columns
 from proxy.sessions import Identity, Session
 from proxy.tokens_auth import SessionToken, TokenSigner
-from schemas.errors import SchemaError, SessionConflict
+from schemas.errors import SchemaError
 from schemas.events import Event, SessionEvent, TokenSegment
 from schemas.settings import Settings
 from schemas.topics import SEGMENTS
@@ -31,7 +32,8 @@ from schemas.topics import SEGMENTS
 log = structlog.get_logger(__name__)
 
 _GATHER_S = 0.02
-_CLAIMS = 5
+CLAIMS = 5
+"""So often a claim is made before the call is told to come again."""
 
 
 @dataclass(eq=False)
@@ -47,10 +49,12 @@ class Recovery:
     """Rebuilds sessions from the log."""
 
     def __init__(
-        self, settings: Settings, recorder: Recorder, store: PayloadStore, signer: TokenSigner, clock: Clock
-    ) -> None:
+        self, settings: Settings, recorder: Recorder, ownership: Ownership, store: PayloadStore,
+        signer: TokenSigner, clock: Clock,
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._recorder = recorder
+        self._ownership = ownership
         self._store = store
         self._signer = signer
         self._clock = clock
@@ -60,20 +64,23 @@ class Recovery:
     async def recover(self, identity: Identity, token: SessionToken | None) -> Session:
         """The session under a new claim, with all that the log has of it."""
         known = token.epoch if token is not None else 0
-        for _ in range(_CLAIMS):
-            epoch = max(self._clock(), known + 1)
-            position = await self._recorder.claim(identity, epoch, restart=False)
+        for _ in range(CLAIMS):
+            holding = self._ownership.hold(identity.session_id, known)
+            try:
+                position = await self._recorder.claim(identity, holding, restart=False)
+            except SessionTaken:
+                continue  # the next claim lies above the one that was seen
             start = token.offset if token is not None else -1
             history = read_log(await self._events(identity, start, position))
-            if history.epoch < epoch:
-                return await self._rebuild(identity, epoch, position, token, history)
+            if history.epoch < holding.epoch:
+                return await self._rebuild(identity, holding, position, token, history)
             known = history.epoch
-        raise SessionConflict("another proxy keeps claiming the session", session_id=identity.session_id)
+        raise SessionTaken("another proxy keeps claiming the session", session_id=identity.session_id)
 
     async def _rebuild(
         self,
         identity: Identity,
-        epoch: int,
+        holding: Holding,
         position: Position,
         token: SessionToken | None,
         history: SessionLog,
@@ -81,9 +88,11 @@ class Recovery:
         for index, segment in history.segments.items():
             if segment.tokens_ref is not None or segment.request_ref is not None:
                 history.segments[index] = await asyncio.to_thread(_inline, segment, self._store)
-        place = Position(token.partition, token.offset) if token is not None else position
-        text = self._signer.issue(token_of(identity, place, epoch))
-        session = Session(identity, epoch, text, self._clock())
+        place = (
+            Position(token.partition, token.offset) if token is not None else Position(position.partition, -1)
+        )
+        text = self._signer.issue(token_of(identity, place, holding.epoch))
+        session = Session(identity, holding, text, self._clock())
         restore(session, history)
         log.info(
             "session_recovered",

@@ -11,14 +11,16 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from journal.clock import Clock
 from proxy.asgi import Call
 from proxy.control_view import ControlView
 from proxy.limits import Limits
+from proxy.ownership import Holding, Ownership, SessionTaken
 from proxy.recorder import Recorder
-from proxy.recovery import Recovery, token_of
+from proxy.recovery import CLAIMS, Recovery, token_of
 from proxy.sessions import Identity, Session, SessionTable, end_error
 from proxy.tokens_auth import SessionToken, TokenSigner, same_key
 from schemas.errors import BadRequest, HoofprintError, Overloaded, TrajectoryGone, Unauthorized
@@ -28,15 +30,24 @@ from schemas.ids import free_traj_id, parent_traj_id
 Ids = tuple[Identity, SessionToken | None]
 
 
+@dataclass(eq=False)
+class _Turnstile:
+    """Lets one call at a time claim a session."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    calls: int = 0
+
+
 class SessionAccess:
     """The door to the session table."""
 
     def __init__(
-        self, table: SessionTable, recorder: Recorder, recovery: Recovery, control: ControlView, signer: TokenSigner,
-        limits: Limits, run_id: str, admin_key: str, clock: Clock,
+        self, table: SessionTable, recorder: Recorder, ownership: Ownership, recovery: Recovery, control: ControlView,
+        signer: TokenSigner, limits: Limits, run_id: str, admin_key: str, clock: Clock,
     ) -> None:  # fmt: skip
         self.table = table
         self._recorder = recorder
+        self._ownership = ownership
         self._recovery = recovery
         self._control = control
         self._signer = signer
@@ -44,7 +55,7 @@ class SessionAccess:
         self._run_id = run_id
         self._admin_key = admin_key
         self._clock = clock
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._turnstiles: dict[str, _Turnstile] = {}
 
     # -- who asks ------------------------------------------------------------------------------------
 
@@ -102,25 +113,42 @@ class SessionAccess:
         self.check_ready()
         found = self.identify(call, body)
         if found is None:
-            now = self._clock()
-            return Session(self.free_identity(None, "free", None), now, "", now), True
+            identity, now = self.free_identity(None, "free", None), self._clock()
+            return Session(identity, Holding(identity.session_id, now), "", now), True
         return await self.open_session(*found), False
 
     async def open_session(self, identity: Identity, token: SessionToken | None) -> Session:
         """From memory, or from the log. TrajectoryClosed, TrajectoryGone, StalenessExceeded, …: it has ended."""
-        session = self.table.open.get(identity.session_id)
+        session = self._known(identity, token)
         if session is None:
             async with self._claiming(identity.session_id):
-                session = await self._find(identity, token)
+                session = self._known(identity, token)  # another call may have recovered it meanwhile
+                session = session or await self._find(identity, token)
+        if token is not None and token.epoch < session.born:
+            raise TrajectoryGone("the session was opened anew", session_id=identity.session_id)
         session.used_at = self._clock()
         return session
 
-    async def _find(self, identity: Identity, token: SessionToken | None) -> Session:
+    async def reopen(self, session: Session) -> Session:
+        """The same try of a session whose claim is over, under a new claim. TrajectoryGone: it was started anew."""
+        found = await self.open_session(session.identity, self._signer.read(session.token))
+        if found.born != session.born:
+            raise TrajectoryGone("the session was opened anew", session_id=session.identity.session_id)
+        return found
+
+    def _known(self, identity: Identity, token: SessionToken | None) -> Session | None:
+        """The open session of this process, unless another replica has claimed it since."""
         session = self.table.open.get(identity.session_id)
-        if session is not None:
-            return session  # another call has recovered it meanwhile
+        if session is None:
+            return None
+        if session.stale_claim or (token is not None and token.epoch > session.epoch):
+            self.table.forget(session)
+            return None
+        return session
+
+    async def _find(self, identity: Identity, token: SessionToken | None) -> Session:
         ended = self.table.ended.get(identity.session_id)
-        if ended is not None:
+        if ended is not None and (token is None or token.epoch <= ended.epoch):
             raise end_error(ended.identity, ended.end)
         self.check_attempt(identity)
         self._limits.check_sessions(len(self.table.open))
@@ -131,13 +159,15 @@ class SessionAccess:
     @contextlib.asynccontextmanager
     async def _claiming(self, name: str) -> AsyncIterator[None]:
         """One claim of a session at a time: of two in a row the later one would be void in the log, but not here."""
-        lock = self._locks.setdefault(name, asyncio.Lock())
+        turnstile = self._turnstiles.setdefault(name, _Turnstile())
+        turnstile.calls += 1  # a lock that is being handed on looks free: who waits is counted
         try:
-            async with lock:
+            async with turnstile.lock:
                 yield
         finally:
-            if not lock.locked() and self._locks.get(name) is lock:
-                del self._locks[name]
+            turnstile.calls -= 1
+            if not turnstile.calls:
+                del self._turnstiles[name]
 
     async def _recover(self, identity: Identity, token: SessionToken | None) -> Session:
         session = await self._recovery.recover(identity, token)
@@ -149,16 +179,25 @@ class SessionAccess:
 
     # -- opening -------------------------------------------------------------------------------------
 
-    async def open_new(self, identity: Identity, *, restart: bool, attributes: str | None) -> Session:
-        """A session from scratch. Opening one that is open returns it; `restart` voids whatever there was."""
+    async def open_new(
+        self, identity: Identity, *, restart: bool, attributes: str | None, named: bool = False
+    ) -> Session:
+        """A session from scratch. Opening one that is open returns it; `restart` voids whatever there was. `named`: its
+        opener chose the id, so that it may have been open before."""
         self.check_ready()
         self.check_attempt(identity)
+        if named and not restart and identity.group_id is None:
+            # the log may know the name, from another proxy
+            session = await self.open_session(identity, None)
+            if not session.started:
+                await self._begin(session, attributes)
+            return session
         async with self._claiming(identity.session_id):
             return await self._open_new(identity, restart=restart, attributes=attributes)
 
     async def _open_new(self, identity: Identity, *, restart: bool, attributes: str | None) -> Session:
         name = identity.session_id
-        old, ended = self.table.open.get(name), self.table.ended.get(name)
+        old, ended = self._known(identity, None), self.table.ended.get(name)
         if old is not None and not restart:
             return old
         if ended is not None and not restart:
@@ -167,20 +206,31 @@ class SessionAccess:
         if old is not None:
             interrupt(old, TrajectoryGone("the session was opened anew", session_id=name))
             self.table.forget(old)
-            old.stale_claim = True
-        last = old.epoch if old is not None else ended.epoch if ended is not None else 0
-        epoch = max(self._clock(), last + 1)
+        known = old.epoch if old is not None else ended.epoch if ended is not None else 0
         # one that this process does not know may have a forgotten past (its opener never got the token): void
         unknown = identity.group_id is not None and old is None
-        position = await self._recorder.claim(identity, epoch, restart=restart or unknown)
-        session = Session(
-            identity, epoch, self._signer.issue(token_of(identity, position, epoch)), self._clock()
-        )
-        if identity.instance_id is not None or attributes is not None:
-            await self._recorder.begin(session, attributes)
+        session = await self._claim(identity, known, restart=restart or unknown)
+        await self._begin(session, attributes)
         self.check_attempt(identity)  # it may have been decided meanwhile
         self.table.add(session)
         return session
+
+    async def _begin(self, session: Session, attributes: str | None) -> None:
+        if session.identity.instance_id is not None or attributes is not None:
+            await self._recorder.begin(session, attributes)
+
+    async def _claim(self, identity: Identity, known: int, *, restart: bool) -> Session:
+        for _ in range(CLAIMS):
+            holding = self._ownership.hold(identity.session_id, known)
+            try:
+                position = await self._recorder.claim(identity, holding, restart=restart)
+            except SessionTaken:
+                continue  # the next claim lies above the one that was seen
+            token = self._signer.issue(token_of(identity, position, holding.epoch))
+            session = Session(identity, holding, token, self._clock())
+            session.born = holding.epoch if restart else 0
+            return session
+        raise SessionTaken("another proxy keeps claiming the session", session_id=identity.session_id)
 
     def check_ready(self) -> None:
         """503 until the log was folded."""

@@ -7,6 +7,7 @@ too. An idle session expires with `TrajectoryEnded(failed, expired)`; later call
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -14,7 +15,9 @@ import structlog
 
 from journal.clock import Clock
 from proxy.asgi import Call
+from proxy.ownership import SessionTaken
 from proxy.recorder import Recorder
+from proxy.recovery import CLAIMS
 from proxy.session_access import SessionAccess, interrupt
 from proxy.sessions import CLOSED_ATTEMPT, DISCARDED, EXPIRED, Identity, Session, end_error
 from proxy.turns import components_of, end_facts
@@ -54,6 +57,7 @@ class SessionApi:
         session = await self._access.open_new(
             identity,
             restart=_flag(body, "restart"),
+            named=body.get("session_id") is not None,
             attributes=None
             if attributes is None
             else orjson.dumps(attributes, option=orjson.OPT_SORT_KEYS).decode(),
@@ -95,6 +99,9 @@ class SessionApi:
     async def finalize(self, call: Call) -> None:
         """`POST /session/finalize`: the end, with its reward where it is known."""
         body = await call.json(self._max_body)
+        await while_ours(lambda: self._finalize(call, body))
+
+    async def _finalize(self, call: Call, body: dict[str, Any]) -> None:
         end = end_facts(body)
         try:
             session = await self._session(call, body)
@@ -124,6 +131,9 @@ class SessionApi:
     async def discard(self, call: Call) -> None:
         """`POST /session/discard`: nobody wants it; idempotent."""
         body = await call.json(self._max_body)
+        await while_ours(lambda: self._discard(call, body))
+
+    async def _discard(self, call: Call, body: dict[str, Any]) -> None:
         try:
             session = await self._session(call, body)
         except (TrajectoryClosed, TrajectoryGone):
@@ -161,15 +171,13 @@ class SessionApi:
         if found is None:
             raise BadRequest("session_id is missing", field="session_id")
         identity, token = found
-        table = self._access.table
-        if (
-            token is None
-            and identity.session_id not in table.open
-            and identity.session_id not in table.ended
-            and identity.group_id is None
-        ):
-            raise UnknownSession("no such session; use its token", session_id=identity.session_id)
-        return await self._access.open_session(identity, token)
+        table, name = self._access.table, identity.session_id
+        known = name in table.open or name in table.ended
+        session = await self._access.open_session(identity, token)
+        if token is None and identity.group_id is None and not known and not session.started:
+            table.forget(session)  # nor does the log
+            raise UnknownSession("no such session; use its token", session_id=name)
+        return session
 
     def _name(self, call: Call, body: dict[str, Any]) -> str:
         found = self._access.identify(call, body)
@@ -193,6 +201,16 @@ class SessionApi:
             end = EndFacts(segment_count=session.next_index, status="failed", reason=CLOSED_ATTEMPT)
             interrupt(session, end_error(session.identity, end))
             self._access.table.finish(session, end)
+
+
+async def while_ours(work: Callable[[], Awaitable[None]]) -> None:
+    """Do it again where another replica had claimed the session: the next try claims it back."""
+    for _ in range(CLAIMS):
+        try:
+            return await work()
+        except SessionTaken:
+            continue
+    return await work()
 
 
 def _end_reply(identity: Identity, end: EndFacts) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from proxy.ownership import Holding
 from proxy.routing import Lineage, Place, Step
 from schemas.errors import (
     HoofprintError,
@@ -47,9 +48,11 @@ class Identity(msgspec.Struct, frozen=True):
 class Session:
     """One open trajectory at this proxy."""
 
-    def __init__(self, identity: Identity, epoch: int, token: str, now: int) -> None:
+    def __init__(self, identity: Identity, holding: Holding, token: str, now: int) -> None:
         self.identity = identity
-        self.epoch = epoch
+        self.holding = holding
+        self.born = 0
+        """Epoch of the restart that this try of the trajectory began with: older tokens belong to a try that is void."""
         self.token = token
         self.used_at = now
         self.next_index = 0
@@ -61,10 +64,25 @@ class Session:
         self.versions: list[str] = []
         self.engine: str | None = None
         self.end: EndFacts | None = None
-        self.stale_claim = False
-        """A produce had an unknown outcome: only a new claim can tell what the log has."""
+        self.recording = 0
+        """Turns whose record is on its way to the log."""
         self.writing = asyncio.Lock()
         self.inflight: dict[Generation, asyncio.Task[Any] | None] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Of its claim."""
+        return self.holding.epoch
+
+    @property
+    def stale_claim(self) -> bool:
+        """Another replica has claimed it, or a produce had an unknown outcome: only a new claim can tell what the log has."""
+        return not self.holding.usable
+
+    @property
+    def busy(self) -> int:
+        """Requests that generate or record."""
+        return len(self.inflight) + self.recording
 
     def check_open(self) -> None:
         """Raise what a call to an ended session gets."""
@@ -76,6 +94,14 @@ class Session:
         if place.parent is None:
             return b""
         return bytes(self.lineages[place.parent.lineage].tokens[: place.prefix * 4])
+
+    def step(self, index: int | None) -> Step | None:
+        """The step that a recorded segment made."""
+        for lineage in self.lineages:
+            for step in lineage.steps:
+                if step.segment_index == index:
+                    return step
+        return None
 
     def appends(self, place: Place) -> bool:
         """Whether the place is still the newest step of its lineage."""
@@ -153,6 +179,7 @@ class SessionTable:
 
     def forget(self, session: Session) -> None:
         """This object is not the truth any more: the next call claims the session anew and reads the log."""
+        session.holding.usable = False
         if self.open.get(session.identity.session_id) is session:
             del self.open[session.identity.session_id]
 
@@ -164,4 +191,4 @@ class SessionTable:
 
     def idle_since(self, before: int) -> list[Session]:
         """Sessions with nothing in flight that were last used before this time."""
-        return [s for s in self.open.values() if s.used_at < before and not s.inflight]
+        return [s for s in self.open.values() if s.used_at < before and not s.busy]

@@ -16,9 +16,11 @@ from journal.clock import Clock
 from proxy.asgi import Call
 from proxy.generation import Generation, GenerationController
 from proxy.metrics import Metrics
+from proxy.ownership import SessionTaken
 from proxy.recorder import Recorder
+from proxy.recovery import CLAIMS
 from proxy.registry import EngineRegistry
-from proxy.session_access import interrupt
+from proxy.session_access import SessionAccess, interrupt
 from proxy.sessions import Session
 from proxy.turn import Turn
 from schemas.errors import (
@@ -37,10 +39,11 @@ class Turns:
     """Runs turns of sessions."""
 
     def __init__(
-        self, controller: GenerationController, registry: EngineRegistry, recorder: Recorder, settings: ProxySettings,
-        clock: Clock, metrics: Metrics,
+        self, controller: GenerationController, registry: EngineRegistry, access: SessionAccess, recorder: Recorder,
+        settings: ProxySettings, clock: Clock, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._controller = controller
+        self._access = access
         self._registry = registry
         self._recorder = recorder
         self._window = settings.context_window
@@ -115,7 +118,7 @@ class Turns:
         """Write the segment; when this returns, the answer may leave."""
         begin = self.clock()
         try:
-            segment = await self._recorder.segment(turn)
+            segment = await self._write(turn)
         except (StalenessExceeded, TrajectoryVersionChanged) as refusal:
             await self._refuse(turn.generation.session, refusal)
             raise
@@ -125,6 +128,15 @@ class Turns:
             engine_s, turn.log_seconds, (self.clock() - turn.done_at) / 1e6 - turn.log_seconds
         )
         return segment
+
+    async def _write(self, turn: Turn) -> TokenSegment:
+        for _ in range(CLAIMS):
+            try:
+                return await self._recorder.segment(turn)
+            except SessionTaken:
+                # nothing of the turn counts in the log, but its tokens are right: it goes behind what the log has
+                turn.move(await self._access.reopen(turn.generation.session))
+        return await self._recorder.segment(turn)
 
     def checker(self, generation: Generation) -> Any:
         """Rules 4 and 5 on what a generation brought, for `Turn.check`."""

@@ -83,6 +83,11 @@ def released_schemas() -> list[tuple[type[Event], int, str]]:
     return sorted(found, key=lambda schema: (schema[0].__name__, schema[1]))
 
 
+def headers_of(event_type: type[Event]) -> tuple[bytes, ...]:
+    """How records of an event begin, in every released version: to tell them apart without decoding."""
+    return tuple(header for header, coder in _coders()[1].items() if coder.event_type is event_type)
+
+
 def encode(event: Event) -> bytes:
     """Header and body of an event. Raises IncompatibleEvent when a field does not fit its schema."""
     try:

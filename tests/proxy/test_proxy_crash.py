@@ -17,7 +17,7 @@ from tiny_chat import write_chat_checkpoint
 
 from journal.topic_admin import create_topics
 from proxy.log_fold import SessionLog, read_log
-from schemas.events import SessionClaimed, TokenSegment
+from schemas.events import SessionClaimed
 from schemas.settings import Settings
 from schemas.tokens import ids_of
 from schemas.topics import SEGMENTS
@@ -164,21 +164,3 @@ async def test_without_a_broker_no_answer_and_afterwards_one_truth(
         assert sorted(log.segments) == list(range(len(log.segments)))
     finally:
         await asyncio.to_thread(kafka.stop)
-
-
-async def test_a_later_claim_voids_what_its_predecessor_still_writes(
-    broker: str, tmp_path: Path, engine: ScriptedEngine
-) -> None:
-    settings = settings_for(broker, tmp_path, [engine.url])
-    async with running_proxy(settings) as old, running_proxy(settings) as new:
-        opened = await old.open()
-        body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 3}}
-        path = f"/s/{opened['token']}/generate"
-        for proxy in (old, new, old, new):  # the third is a zombie's
-            status, _ = await proxy.post(proxy.base + path, body)
-            assert status == 200
-    written = await asyncio.to_thread(log_of, settings, SEGMENTS, TokenSegment)
-    log = await session_log(settings, opened["session_id"])
-    assert len(written) == 4
-    assert sorted(log.segments) == [0, 1, 2]
-    assert log.segments[1].epoch == log.segments[2].epoch > log.segments[0].epoch

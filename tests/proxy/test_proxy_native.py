@@ -350,7 +350,10 @@ async def test_openings_at_the_same_time_leave_a_session_whose_events_are_valid(
     settings = settings_for(broker, tmp_path, [engine.url])
     async with running_proxy(settings) as proxy:
         opened = await asyncio.gather(*(proxy.open() for _ in range(5)))
-        assert (await proxy.generate(opened[0], [1]))[0] == 200
+        newest = proxy.parts.table.open[opened[0]["session_id"]].token
+        for each in opened:  # all but the last one were opened anew meanwhile
+            status = 200 if each["token"] == newest else 410
+            assert (await proxy.generate(each, [1]))[0] == status
     log = read_log(await asyncio.to_thread(log_of, settings, SEGMENTS))
     assert sorted(log.segments) == [0]
 
