@@ -1,8 +1,8 @@
-"""Acknowledged produce: every record gives a future that resolves to its place in the log, or to why it has none.
+"""Acknowledged produce: every record has an outcome, its place in the log or why it has none.
 
-Idempotent, acks=all, one poll thread. The two failures mean different things: `PublishFailed`, the record is certainly
-not in the log; `PublishTimeout`, nobody knows. Whatever is not known for certain is a time-out. Nothing is dropped
-silently: `flush` raises what failed since the last one.
+Idempotent, acks=all, one poll thread. Who asks for a future pays for it: `post` tells a function, or `flush` alone. The
+two failures mean different things: `PublishFailed`, the record is certainly not in the log; `PublishTimeout`, nobody knows.
+Whatever is not known for certain is a time-out. Nothing is dropped silently: `flush` raises what failed since the last one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitTimeout
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -66,9 +67,12 @@ class AckProducer:
         self._prefix = kafka.topic_prefix
         self._timeout_s = kafka.publish_timeout_s
         self._producer = Producer(_configuration(kafka, client_id), logger=LOGGER)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0  # threads that want to be told of a change
         self._in_flight = 0
         self._failure: TransportError | None = None
+        self._names: dict[type[Event], tuple[Topic, str]] = {}
         self._inboxes: dict[asyncio.AbstractEventLoop, _Inbox] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"{client_id}-acks", daemon=True)
@@ -79,18 +83,23 @@ class AckProducer:
     ) -> Future[Position]:
         """Hand a record over; blocks only while the local queue is full. `raw`: these bytes instead of the encoding."""
         future: Future[Position] = Future()
+        topic, name = self._place(event)
         value = encode(event) if raw is None else raw
-        self._hand_over(
-            TOPIC_OF[type(event)], key_of(event), value, None, partition, _into(future), wait=True
-        )
+        self._hand_over(topic, name, key_of(event), value, _into(future), partition=partition)
         return future
+
+    def post(self, event: Event, on_outcome: OnOutcome | None = None) -> None:
+        """The same without a future: `on_outcome` is called in a thread of the client, and must be quick; `flush` tells
+        of failures in any case."""
+        topic, name = self._place(event)
+        self._hand_over(topic, name, key_of(event), encode(event), on_outcome)
 
     def send_raw(
         self, topic: Topic, key: bytes | None, value: bytes, headers: Mapping[str, bytes] | None = None
     ) -> Future[Position]:
         """The same for bytes that are no event of this process."""
         future: Future[Position] = Future()
-        self._hand_over(topic, key, value, headers, None, _into(future), wait=True)
+        self._hand_over(topic, topic.full_name(self._prefix), key, value, _into(future), headers)
         return future
 
     def publish(self, event: Event, timeout_s: float | None = None) -> Position:
@@ -108,23 +117,19 @@ class AckProducer:
         loop = asyncio.get_running_loop()
         inbox = self._inboxes.get(loop) or self._inboxes.setdefault(loop, _Inbox(loop))
         future: asyncio.Future[Position] = loop.create_future()
-        self._hand_over(
-            TOPIC_OF[type(event)],
-            key_of(event),
-            encode(event),
-            None,
-            None,
-            lambda end: inbox.add(future, end),
-            wait=False,
-        )
+        topic, name = self._place(event)
+        self._hand_over(topic, name, key_of(event), encode(event), partial(inbox.add, future), wait=False)
         return await future
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all records are acknowledged; raise the first failure since the last flush, or PublishTimeout."""
         limit = self._timeout_s + _GRACE_S if timeout_s is None else timeout_s
         self._producer.flush(limit)
+        self._wake()
         with self._changed:
+            self._waiting += 1
             left = 0 if self._changed.wait_for(lambda: self._in_flight == 0, 0.1) else self._in_flight
+            self._waiting -= 1
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -141,25 +146,36 @@ class AckProducer:
             self._closed.set()
             self._thread.join(timeout=5.0)
 
+    def _place(self, event: Event) -> tuple[Topic, str]:
+        """Topic of an event, and its name at the broker."""
+        place = self._names.get(type(event))
+        if place is None:
+            topic = TOPIC_OF[type(event)]
+            place = self._names[type(event)] = topic, topic.full_name(self._prefix)
+        return place
+
     def _hand_over(
-        self, topic: Topic, key: bytes | None, value: bytes, headers: Mapping[str, bytes] | None,
-        partition: int | None, on_outcome: OnOutcome, *, wait: bool,
+        self, topic: Topic, name: str, key: bytes | None, value: bytes, on_outcome: OnOutcome | None,
+        headers: Mapping[str, bytes] | None = None, partition: int | None = None, *, wait: bool = True,
     ) -> None:  # fmt: skip
         if self._closed.is_set():
-            on_outcome(PublishFailed("the producer is closed", topic=topic.name))
+            self._refuse(PublishFailed("the producer is closed", topic=topic.name), on_outcome)
             return
-        arguments: dict[str, Any] = {"key": key, "on_delivery": _report(topic, self._landed, on_outcome)}
+        arguments: dict[str, Any] = {
+            "key": key,
+            "on_delivery": partial(self._delivered, topic, on_outcome),
+        }
         if headers:
             arguments["headers"] = list(headers.items())
         if partition is not None:
             arguments["partition"] = partition
-        with self._changed:
+        with self._lock:
             self._in_flight += 1
-        problem = self._produce(topic.full_name(self._prefix), value, arguments, wait=wait)
+        problem = self._produce(name, value, arguments, wait=wait)
         if problem is not None:
             failure = PublishFailed(f"the record was refused: {problem}", topic=topic.name, reason=problem)
             self._landed(failure)
-            on_outcome(failure)
+            self._refuse(failure, on_outcome)
 
     def _produce(self, name: str, value: bytes, arguments: dict[str, Any], *, wait: bool) -> str | None:
         """None, or why the record was not taken."""
@@ -172,22 +188,46 @@ class AckProducer:
                     return "the local queue is full"
                 patience -= 1
                 with self._changed:
+                    self._waiting += 1
                     self._changed.wait(_POLL_S)
+                    self._waiting -= 1
             except KafkaException as refused:
                 return str(refused.args[0].str())
             else:
                 return None
 
-    def _landed(self, outcome: Outcome) -> None:
-        with self._changed:
+    def _refuse(self, failure: TransportError, on_outcome: OnOutcome | None) -> None:
+        if on_outcome is not None:
+            on_outcome(failure)
+            self._wake()
+
+    def _delivered(
+        self, topic: Topic, on_outcome: OnOutcome | None, error: KafkaError | None, message: Message
+    ) -> None:
+        """In the thread that polls or flushes, once per record."""
+        failure = None if error is None else _failure(topic, error)
+        if on_outcome is not None:
+            place = cast("tuple[int, int]", (message.partition(), message.offset()))
+            on_outcome(failure or Position(*place))
+        self._landed(failure)
+
+    def _landed(self, failure: TransportError | None) -> None:
+        with self._lock:
             self._in_flight -= 1
-            if isinstance(outcome, TransportError) and self._failure is None:
-                self._failure = outcome
-            self._changed.notify_all()
+            if failure is not None and self._failure is None:
+                self._failure = failure
+            if self._waiting:
+                self._changed.notify_all()
 
     def _serve(self) -> None:
         while not self._closed.is_set():
             self._producer.poll(_POLL_S)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Behind a round of acknowledgements, not with the first of them: its loop would fight the rest for the interpreter."""
+        for inbox in tuple(self._inboxes.values()):
+            inbox.wake()
 
 
 class _Inbox:
@@ -200,7 +240,9 @@ class _Inbox:
 
     def add(self, future: asyncio.Future[Position], outcome: Outcome) -> None:
         self._arrived.append((future, outcome))
-        if not self._woken:
+
+    def wake(self) -> None:
+        if self._arrived and not self._woken:
             self._woken = True
             try:
                 self._loop.call_soon_threadsafe(self._hand_out)
@@ -231,25 +273,10 @@ def _into(future: Future[Position]) -> OnOutcome:
     return resolve
 
 
-def _report(
-    topic: Topic, landed: OnOutcome, on_outcome: OnOutcome
-) -> Callable[[KafkaError | None, Message], None]:
-    def on_delivery(error: KafkaError | None, message: Message) -> None:
-        outcome: Outcome
-        if error is None:
-            outcome = Position(cast("int", message.partition()), cast("int", message.offset()))
-        elif error.code() in _NOT_WRITTEN:
-            outcome = PublishFailed(
-                f"the record was refused: {error.str()}", topic=topic.name, reason=error.name()
-            )
-        else:
-            outcome = PublishTimeout(
-                f"no acknowledgement: {error.str()}", topic=topic.name, reason=error.name()
-            )
-        on_outcome(outcome)
-        landed(outcome)
-
-    return on_delivery
+def _failure(topic: Topic, error: KafkaError) -> TransportError:
+    if error.code() in _NOT_WRITTEN:
+        return PublishFailed(f"the record was refused: {error.str()}", topic=topic.name, reason=error.name())
+    return PublishTimeout(f"no acknowledgement: {error.str()}", topic=topic.name, reason=error.name())
 
 
 def _configuration(kafka: KafkaSettings, client_id: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import msgspec
@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from journal.clock import Clock
 from journal.payloads import PayloadStore
-from journal.producer import AckProducer, Position
+from journal.producer import AckProducer, Outcome
 from schemas import events as ev
 from schemas import topics
 from schemas.arrow import GROUP_PAYLOAD_CODEC
 from schemas.codec import decode
-from schemas.errors import CorruptPayload, HoofprintError, SchemaError, StoreError
+from schemas.errors import CorruptPayload, HoofprintError, SchemaError, StoreError, TransportError
 from streams import assembly
 from streams.assembly_closed import ClosedAttempts
 from streams.group_payload import group_payload
@@ -177,14 +177,13 @@ class AssemblerWorker:
     def _send(self, state: assembly.Assembly, token: Hashable, event: ev.Event) -> None:
         """The token is held already; its acknowledgement arrives in the producer's thread."""
 
-        def acknowledged(future: Future[Position]) -> None:
-            error = future.exception()
-            if error is None:
+        def acknowledged(outcome: Outcome) -> None:
+            if isinstance(outcome, TransportError):
+                self._on_failure(outcome)
+            else:
                 self._acknowledged.append((state, token))
-            elif isinstance(error, HoofprintError):
-                self._on_failure(error)
 
-        self._producer.send(event).add_done_callback(acknowledged)
+        self._producer.post(event, acknowledged)
 
     def _settle(self) -> None:
         """Acknowledgements, from the producer's thread into the state."""

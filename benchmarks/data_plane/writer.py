@@ -26,7 +26,7 @@ def main() -> None:
         sys.stdin.readline()
         began = time.process_time()
         for event in events:
-            producer.send(event)
+            producer.post(event)
         producer.flush()
         print(time.process_time() - began, flush=True)
     producer.close()

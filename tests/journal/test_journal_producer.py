@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -66,7 +67,32 @@ async def test_a_refused_record_is_publish_failed_for_its_caller_alone(log: Kafk
     assert isinstance(large, PublishFailed)
 
 
-def test_flush_raises_what_failed_since_the_last_flush(log: KafkaSettings) -> None:
+def test_post_tells_of_each_record_and_flush_returns_when_all_are_told(log: KafkaSettings) -> None:
+    producer = AckProducer(log, "test")
+    told: dict[int, object] = {}
+    for number in range(300):
+        producer.post(alarm(number), partial(told.__setitem__, number))
+    producer.post(alarm(300, "x" * 2_000_000), partial(told.__setitem__, 300))
+    with pytest.raises(PublishFailed):
+        producer.flush()
+    assert isinstance(told.pop(300), PublishFailed)
+    assert told == {number: Position(0, number) for number in range(300)}
+    producer.close()
+
+
+def test_flush_raises_what_failed_of_records_that_nobody_asks_for(log: KafkaSettings) -> None:
+    producer = AckProducer(log, "test")
+    producer.post(alarm(1, "x" * 2_000_000))
+    with pytest.raises(PublishFailed):
+        producer.flush()
+    producer.post(alarm(2))
+    producer.close()
+    reader = TopicReader(log, [topics.CONTROL])
+    assert [decode(record.value) for record in reader.read_to_end()] == [alarm(2)]
+    reader.close()
+
+
+def test_flush_raises_what_failed_since_since_the_last_flush(log: KafkaSettings) -> None:
     producer = AckProducer(log, "test")
     producer.send(alarm(1, "x" * 2_000_000))
     with pytest.raises(PublishFailed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from assembler_runs import SECOND, flat
 from assembler_sessions import Session, group
 
 from journal.payloads import PayloadStore
-from journal.producer import Position
+from journal.producer import OnOutcome, Position
 from schemas import events as ev
 from schemas.arrow import SEGMENT_COLUMNS, SEGMENT_COLUMNS_CODEC
 from schemas.codec import encode
@@ -38,12 +37,10 @@ class Outbox:
     """Stands where the producer stands: a record is acknowledged when the test says so."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[ev.Event, Future[Position]]] = []
+        self.sent: list[tuple[ev.Event, OnOutcome]] = []
 
-    def send(self, event: ev.Event) -> Future[Position]:
-        future: Future[Position] = Future()
-        self.sent.append((event, future))
-        return future
+    def post(self, event: ev.Event, on_outcome: OnOutcome) -> None:
+        self.sent.append((event, on_outcome))
 
     @property
     def events(self) -> list[ev.Event]:
@@ -76,10 +73,10 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_the_mark_passes_a_group_only_when_its_event_is_acknowledged(bench: Bench) -> None:
     bench.take(flat(group(size=1)))
-    ((event, future),) = bench.outbox.sent
+    ((event, acknowledge),) = bench.outbox.sent
     assert isinstance(event, ev.GroupCompleted)
     assert bench.worker.low_water(0) == 0
-    future.set_result(Position(0, 0))
+    acknowledge(Position(0, 0))
     assert bench.worker.low_water(0) == 5
 
 
@@ -114,7 +111,7 @@ def test_one_file_of_many_that_cannot_be_written_sends_nothing_behind_it(tmp_pat
 
 def test_an_unacknowledged_event_ends_the_process_and_holds_the_mark(bench: Bench) -> None:
     bench.take(flat(group(size=1)))
-    bench.outbox.sent[0][1].set_exception(PublishTimeout("nobody knows"))
+    bench.outbox.sent[0][1](PublishTimeout("nobody knows"))
     assert [type(failure) for failure in bench.failures] == [PublishTimeout]
     assert bench.worker.low_water(0) == 0
 
@@ -136,9 +133,9 @@ def test_bytes_that_do_not_decode_become_a_dead_letter_which_holds_the_mark(benc
             reason="unknown_event: no schema has this fingerprint", raw=b"no event",
         )
     )  # fmt: skip
-    done[1].set_result(Position(0, 0))
+    done[1](Position(0, 0))
     assert bench.worker.low_water(0) == 0
-    letter[1].set_result(Position(0, 0))
+    letter[1](Position(0, 0))
     assert bench.worker.low_water(0) == 6
 
 
@@ -211,7 +208,7 @@ def test_after_a_seek_what_was_sent_is_not_sent_again_and_holds_the_mark_until_i
     bench.take(events)
     assert len(bench.outbox.events) == 1
     assert bench.worker.low_water(0) == 0
-    bench.outbox.sent[0][1].set_result(Position(0, 0))
+    bench.outbox.sent[0][1](Position(0, 0))
     assert bench.worker.low_water(0) == 5
 
 
