@@ -244,22 +244,20 @@ async def test_a_turn_that_goes_on_from_a_void_try_is_refused(
 
 
 async def test_a_session_that_moved_does_not_expire_where_it_was(
-    broker: str, tmp_path: Path, engine: ScriptedEngine
+    replicas: tuple[Settings, Proxy, Proxy],
 ) -> None:
-    brief = settings_for(broker, tmp_path, [engine.url], proxy={"session_idle_s": 0.4})
-    longer = brief.model_copy(update={"proxy": brief.proxy.model_copy(update={"session_idle_s": 600.0})})
-    async with running_proxy(brief) as one, running_proxy(longer) as two:
-        opened = await one.open()
-        _, reply = await turn(one, opened, [1])
-        context = [1, *reply["output_ids"], 9]
-        assert (await turn(two, opened, context))[0] == 200
-        await until(lambda: not one.parts.table.open, "the expiry at the first")
-        status, reply = await turn(two, opened, [*context, 7])
-        assert status == 200
-        assert (await turn(one, opened, [*context, 6]))[0] == 200
-    ends = await asyncio.to_thread(log_of, brief, SEGMENTS, TrajectoryEnded)
-    log = await session_log(brief, opened["session_id"])
-    assert len(ends) <= 1
+    settings, one, two = replicas
+    opened = await one.open()
+    _, reply = await turn(one, opened, [1])
+    context = [1, *reply["output_ids"], 9]
+    assert (await turn(two, opened, context))[0] == 200
+    one.parts.table.open[opened["session_id"]].used_at = 0
+    await until(lambda: not one.parts.table.open, "the expiry at the first")
+    assert (await turn(two, opened, [*context, 7]))[0] == 200
+    assert (await turn(one, opened, [*context, 6]))[0] == 200
+    ends = await asyncio.to_thread(log_of, settings, SEGMENTS, TrajectoryEnded)
+    log = await session_log(settings, opened["session_id"])
+    assert len(ends) == 1
     assert log.end is None
 
 
