@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 
 import duckdb
 
-from journal.payloads import PayloadStore
 from schemas import events as ev
 from schemas.codec import decode
 from schemas.errors import ArchiveError, SchemaError
@@ -74,11 +73,6 @@ def recorded_settings(connection: duckdb.DuckDBPyConnection, run_id: str) -> Set
     if row is None:
         raise ArchiveError(f"run {run_id} was never configured", run_id=run_id)
     return Settings.from_json(str(row[0]))
-
-
-def payload_store(run_dir: Path, settings: Settings) -> PayloadStore:
-    """The run's payload store: the URL that was set, else the directory where the run lies now."""
-    return PayloadStore(settings.payload.url or str(run_dir.absolute() / "payloads"))
 
 
 def completed_groups(

@@ -4,7 +4,8 @@ It reads all partitions by explicit assignment from the offsets that its own las
 commits them together with the offsets that follow (`analytics.tables`). What was read but not committed is read again;
 what was written but not committed is no part of the table. A record that does not decode is archived as its bytes. An
 offset that is not the expected one ends the process (`ReplayGap`): nothing of ours writes transactions or deletes
-records, so a gap is a loss. Shares a machine with the training: it sleeps, then takes what has gathered.
+records, so a gap is a loss. Shares a machine with the training: it sleeps, then takes what has gathered. Between two
+snapshots it deletes payload files that nothing needs any more (`analytics.payload_collector`); nobody else deletes any.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from pathlib import Path
 import structlog
 
 from analytics.columns import RawRow, to_table
+from analytics.payload_collector import PayloadCollector
 from analytics.tables import TABLE_OF, TABLES, Archive, writer_lock
 from journal.log_setup import configure_logging
+from journal.metrics_http import serve_metrics
+from journal.payloads import PayloadStore
 from journal.reader import Place, Record, TopicReader
 from schemas.codec import decode
 from schemas.errors import ArchiveError, HoofprintError, ReplayGap, SchemaError, TransportError
@@ -47,6 +51,7 @@ class Archiver:
         self._archive = archive
         self._settings = settings
         self._clock = clock
+        self.on_event: Callable[[Event], None] = _nobody
         self._next: dict[str, dict[int, int]] = {name: archive.next_offsets(name) for name in TABLES}
         self._rows: dict[str, list[RawRow]] = {name: [] for name in TABLES}
         self._oldest: float | None = None
@@ -78,7 +83,10 @@ class Archiver:
                     topic=record.topic.name, partition=record.partition, expected=expected, found=record.offset,
                 )  # fmt: skip
             self._next[name][record.partition] = record.offset + 1
-            self._rows[name].append(_row(record))
+            row = _row(record)
+            self._rows[name].append(row)
+            if row.event is not None:
+                self.on_event(row.event)
         if self._oldest is None and any(self._rows.values()):
             self._oldest = self._clock()
 
@@ -120,6 +128,10 @@ class Archiver:
     def close(self) -> None:
         """Leave the broker; nothing is committed."""
         self._reader.close()
+
+
+def _nobody(_event: Event) -> None:
+    """Where nothing is collected."""
 
 
 def _row(record: Record) -> RawRow:
@@ -209,14 +221,41 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     archive = Archive(settings.run_directory, create=True)
     archiver = Archiver(archive, settings.kafka, settings.archive)
     log.info("archiving", directory=str(archive.directory))
+    collect = _collector(settings, archive, archiver, stop)
     try:
         while not stop.wait(GATHER_S):
             archiver.take()
             if archiver.due():
                 archiver.flush()
+            collect()
         archiver.flush()  # should the broker be gone already, what was read is safe
         rest = archiver.catch_up(archiver.end_offsets())
         log.info("archive is complete", last_records=rest)
     finally:
         archiver.close()
         archive.close()
+
+
+def _collector(
+    settings: Settings, archive: Archive, archiver: Archiver, stop: threading.Event
+) -> Callable[[], None]:
+    """What deletes payload files now and then; with `archive.collect` off nothing does."""
+    if not settings.archive.collect:
+        return lambda: None
+    collector = PayloadCollector(
+        settings,
+        archive,
+        PayloadStore(settings.payload_url),
+        lambda: archiver.catch_up(archiver.end_offsets()),
+    )
+    archiver.on_event = collector.told
+    serve_metrics(settings.metrics.archiver_port, collector.numbers)
+    due_at = time.monotonic()
+
+    def collect() -> None:
+        nonlocal due_at
+        if time.monotonic() >= due_at:
+            collector.collect(stop.is_set)
+            due_at = time.monotonic() + settings.archive.collect_every_s
+
+    return collect

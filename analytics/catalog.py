@@ -9,6 +9,7 @@ which it was made.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import duckdb
@@ -39,16 +40,23 @@ def connect(run_dir: Path) -> duckdb.DuckDBPyConnection:
     """Connection with all views of a run's archive. Raises ArchiveError when there is none."""
     archive = Archive(run_dir)
     try:
-        files = {name: archive.data_files(name) for name in TABLES}
+        connection = connect_log(archive, TABLES)
     finally:
         archive.close()
-    connection = duckdb.connect(":memory:")
-    connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
-    for name, paths in files.items():
-        _log_view(connection, name, paths)
-        for event_type in TABLES[name].events:
+    for name, topic in TABLES.items():
+        _find_repeats(connection, name)
+        for event_type in topic.events:
             _event_view(connection, name, event_type)
     connection.execute(VIEWS.read_text(encoding="utf-8"))
+    return connection
+
+
+def connect_log(archive: Archive, names: Iterable[str]) -> duckdb.DuckDBPyConnection:
+    """Connection with `log_<table>` of these tables alone: the records as archived, at no cost beforehand."""
+    connection = duckdb.connect(":memory:")
+    connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+    for name in names:
+        _log_view(connection, name, archive.data_files(name))
     return connection
 
 
@@ -73,6 +81,9 @@ def _log_view(connection: duckdb.DuckDBPyConnection, name: str, paths: list[Path
         connection.register(f"empty_{name}", topic_schema(TABLES[name]).empty_table())
         source = f"empty_{name}"
     connection.execute(f"CREATE VIEW log_{name} AS SELECT * FROM {source}")  # noqa: S608 — names of ours, quoted paths
+
+
+def _find_repeats(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     # few rows, found once: the views then need no window over all columns
     connection.execute(
         f"""CREATE TEMP TABLE repeats_{name} AS SELECT "partition", kafka_offset FROM log_{name} WHERE event_type IS NOT NULL

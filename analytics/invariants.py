@@ -18,11 +18,11 @@ from analytics.archived_log import (
     archived_events,
     completed_groups,
     of_type,
-    payload_store,
     recorded_settings,
     run_id_of,
     unique_events,
 )
+from analytics.archived_payloads import ArchivedPayloads
 from analytics.catalog import connect
 from analytics.tables import TABLES
 from analytics.token_invariants import (
@@ -66,14 +66,14 @@ def check_run(run_dir: Path) -> list[Check]:
     try:
         run_id = run_id_of(connection, run_dir)
         settings = recorded_settings(connection, run_id)
-        store = payload_store(run_dir, settings)
+        payloads = ArchivedPayloads(run_dir, settings)
         control = list(unique_events(connection, "control", run_id))
         verdicts = of_type(unique_events(connection, "verdicts", run_id), ev.Verdict)
         batches = of_type(unique_events(connection, "batches", run_id), ev.TrainBatch)
         emitted = of_type(archived_events(connection, "batches", run_id), ev.TrainBatch)
         completed = completed_groups(connection, run_id)
         window = settings.window
-        live = live_segments(connection, store)
+        live = live_segments(connection, payloads)
         return [
             _check("archive_has_every_offset", offset_gaps(offset_counts(connection))),
             _check("one_terminal_verdict_per_group", terminal_verdicts(control, verdicts)),
@@ -83,11 +83,11 @@ def check_run(run_dir: Path) -> list[Check]:
                     control, verdicts, batches, VersionOrder(window.keep_versions, window.order)
                 ),
             ),
-            _check("answers_are_archived", answers_are_archived(connection, run_dir, store)),
+            _check("answers_are_archived", answers_are_archived(connection, run_dir, payloads)),
             _check("segments_make_the_groups", segments_make_the_groups(live, completed.values())),
             _check(
                 "payloads_hold_the_segments",
-                payloads_hold_the_segments(live, store, completed.values()),
+                payloads_hold_the_segments(live, payloads, completed.values()),
             ),
             _check("batches_hold_the_groups", batches_hold_the_groups(completed, verdicts, batches)),
             _check("no_batch_contributes_twice", contributes_once(control, emitted)),

@@ -13,11 +13,11 @@ import pyarrow as pa
 from analytics.archived_log import (
     completed_groups,
     of_type,
-    payload_store,
     recorded_settings,
     run_id_of,
     unique_events,
 )
+from analytics.archived_payloads import ArchivedPayloads
 from analytics.catalog import connect
 from schemas import events as ev
 
@@ -63,7 +63,7 @@ class _Run:
         connection = connect(run_dir)
         try:
             self.run_id = run_id_of(connection, run_dir)
-            self._store = payload_store(run_dir, recorded_settings(connection, self.run_id))
+            self._payloads = ArchivedPayloads(run_dir, recorded_settings(connection, self.run_id))
             completed = completed_groups(connection, self.run_id)
             verdicts = of_type(unique_events(connection, "verdicts", self.run_id), ev.Verdict)
         finally:
@@ -75,7 +75,7 @@ class _Run:
         return group_id.removeprefix(f"{self.run_id}-")
 
     def sequences(self, key: Key) -> pa.Table:
-        return self._store.open_arrow(self.groups[key].payload)
+        return self._payloads.sequences(self.groups[key])
 
 
 def compare(run_a: Path, run_b: Path) -> Comparison:

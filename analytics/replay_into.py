@@ -20,11 +20,11 @@ import structlog
 from analytics.archived_log import (
     Archived,
     live_session_events,
-    payload_store,
     recorded_settings,
     run_id_of,
     unique_events,
 )
+from analytics.archived_payloads import ArchivedPayloads
 from analytics.catalog import connect
 from analytics.replay_ids import ReplayIds
 from journal.clock import Clock, system_clock
@@ -104,7 +104,7 @@ class _Replay:
         self._clock = clock
         self._control = list(unique_events(connection, "control", self._old_run))
         sessions = live_session_events(connection, self._old_run)
-        source = payload_store(run_dir, recorded_settings(connection, self._old_run))
+        source = ArchivedPayloads(run_dir, recorded_settings(connection, self._old_run))
         sink = PayloadStore(target.payload_url)
 
         def copy(ref: ev.PayloadRef, group: str, attempt: int) -> ev.PayloadRef:

@@ -16,7 +16,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from journal.payloads import PayloadStore
+from analytics.archived_payloads import ArchivedPayloads
 from schemas import events as ev
 from schemas.codec import decode_as
 from schemas.errors import CorruptPayload, StoreError
@@ -54,11 +54,11 @@ def recorded_answers(run_dir: Path) -> Iterator[Answer]:
 
 
 def answers_are_archived(
-    connection: duckdb.DuckDBPyConnection, run_dir: Path, store: PayloadStore
+    connection: duckdb.DuckDBPyConnection, run_dir: Path, payloads: ArchivedPayloads
 ) -> Iterator[str | None]:
     """Every whole answer is in the archive with an equal digest (void epochs count: the client had it all the same)."""
     known: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for segment in _segments(connection, "SELECT raw, false FROM token_segments", store):
+    for segment in _segments(connection, "SELECT raw, false FROM token_segments", payloads):
         known[segment.segment.parent_traj_id, segment.segment.segment_index] |= _digests(segment)
     for answer in recorded_answers(run_dir):
         found = known.get((answer.parent_traj_id, answer.segment_index))
@@ -79,7 +79,7 @@ def segments_make_the_groups(
 
 
 def payloads_hold_the_segments(
-    by_trajectory: LiveSegments, store: PayloadStore, completed: Iterable[ev.GroupCompleted]
+    by_trajectory: LiveSegments, payloads: ArchivedPayloads, completed: Iterable[ev.GroupCompleted]
 ) -> Iterator[str | None]:
     """The payload file has the recorded digest and counts, and its trainable tokens are its lineages' archived outputs."""
     by_lineage: dict[str, list[SegmentTokens]] = defaultdict(list)
@@ -90,7 +90,7 @@ def payloads_hold_the_segments(
     for group in completed:
         place = f"payload of {group.group_id} attempt {group.attempt}"
         try:
-            rows = store.open_arrow(group.payload)
+            rows = payloads.sequences(group)
         except (CorruptPayload, StoreError) as wrong:
             yield f"{place}: {wrong.message}"
             continue
@@ -139,19 +139,19 @@ def _payload_differs(
     return None
 
 
-def live_segments(connection: duckdb.DuckDBPyConnection, store: PayloadStore) -> LiveSegments:
+def live_segments(connection: duckdb.DuckDBPyConnection, payloads: ArchivedPayloads) -> LiveSegments:
     """Per trajectory its live segments in `segment_index` order."""
     found: dict[str, list[SegmentTokens]] = defaultdict(list)
     query = (
         "SELECT raw, abandoned FROM live_segments WHERE kind = 'train' ORDER BY parent_traj_id, segment_index"
     )
-    for segment in _segments(connection, query, store):
+    for segment in _segments(connection, query, payloads):
         found[segment.segment.parent_traj_id].append(segment)
     return found
 
 
 def _segments(
-    connection: duckdb.DuckDBPyConnection, query: str, store: PayloadStore
+    connection: duckdb.DuckDBPyConnection, query: str, payloads: ArchivedPayloads
 ) -> Iterator[SegmentTokens]:
     cursor = connection.execute(query)
     while rows := cursor.fetchmany(2000):
@@ -159,7 +159,7 @@ def _segments(
             segment = decode_as(raw, ev.TokenSegment)
             ids, logprobs = segment.output_ids, segment.output_logprobs
             if segment.tokens_ref is not None:
-                columns = store.open_arrow(segment.tokens_ref).to_pylist()[0]
+                columns = payloads.open_arrow(segment.tokens_ref).to_pylist()[0]
                 ids, logprobs = columns["output_ids"], columns["output_logprobs"]
             yield SegmentTokens(segment, ids, logprobs, abandoned)
 

@@ -19,6 +19,7 @@ _QUIET = {
     "aiokafka": logging.CRITICAL,  # 35 lines a second while a broker is away; whoever needs it notices by itself
     "faust": logging.WARNING,
     "mode": logging.WARNING,
+    "pyiceberg": logging.WARNING,  # a line per table and look
     "httpx": logging.WARNING,  # one line per request, with the session token in its URL
     "httpx2": logging.WARNING,
     "asyncio": logging.WARNING,

@@ -6,10 +6,13 @@ half-written objects. The same bytes give the same place, so writing again is ha
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -22,6 +25,7 @@ from schemas.errors import CorruptPayload, StoreError
 from schemas.events import PayloadRef
 
 _serial = itertools.count()
+_TRIES = 8
 
 
 class StoredPayload(NamedTuple):
@@ -51,17 +55,26 @@ class PayloadStore:
     ) -> PayloadRef:
         """Store the bytes. StoreError: nothing was stored (disk full, store away)."""
         digest = hashlib.sha256(data).hexdigest()
-        uri = f"{_part(run_id)}/{_part(group_id)}/{attempt}/{digest}"
-        size = memoryview(data).nbytes
-        ref = PayloadRef(uri, digest, size, codec)
+        uri = f"{_part(run_id)}/{place(group_id, attempt)}/{digest}"
+        self._put(uri, data, digest)
+        return PayloadRef(uri, digest, memoryview(data).nbytes, codec)
+
+    def keep(self, uri: str, data: bytes) -> None:
+        """Store bytes of another store at the place that they had there. StoreError, CorruptPayload: not these bytes."""
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != PurePosixPath(uri).name:
+            raise CorruptPayload(f"{uri} is not the place of these bytes", uri=uri, sha256=digest)
+        self._inside(uri)
+        self._put(uri, data, digest)
+
+    def _put(self, uri: str, data: bytes | memoryview, digest: str) -> None:
         try:
             if self._local is not None:
-                self._put_local(self._local / uri, data, digest, size)
+                self._put_local(self._local / uri, data, digest, memoryview(data).nbytes)
             else:
                 self._fs.pipe_file(f"{self._root}/{uri}", bytes(data))
         except OSError as problem:
             raise _store_error("written", uri, problem) from problem
-        return ref
 
     def get(self, ref: PayloadRef) -> bytes:
         """The bytes. CorruptPayload: not those that were stored. StoreError: missing, or the store is away."""
@@ -90,7 +103,7 @@ class PayloadStore:
             raise CorruptPayload(f"{ref.uri} is no Arrow file", uri=ref.uri, codec=ref.codec) from wrong
 
     def delete(self, uri: str) -> None:
-        """Remove one file; an absent one is fine."""
+        """Remove one file; an absent one is fine. Directories of an attempt that are left empty go with it."""
         path = self._inside(uri)
         try:
             self._fs.rm_file(path)
@@ -98,6 +111,8 @@ class PayloadStore:
             return
         except OSError as problem:
             raise _store_error("deleted", uri, problem) from problem
+        if self._local is not None:
+            _remove_empty(Path(path).parent, self._local)
 
     def list(self, run_id: str) -> Iterator[StoredPayload]:
         """Every file of a run."""
@@ -134,6 +149,11 @@ class PayloadStore:
         return f"{self._root}/{uri}"
 
 
+def place(group_id: str, attempt: int) -> str:
+    """Where the files of an attempt lie, below the run."""
+    return f"{_part(group_id)}/{attempt}"
+
+
 def _part(name: str) -> str:
     """A name as one path component: no slash, and not a dot directory."""
     safe = quote(name, safe="")
@@ -149,17 +169,33 @@ def _holds(path: Path, digest: str, size: int) -> bool:
 
 
 def _write(path: Path, data: bytes | memoryview, *, fsync: bool) -> None:
-    try:
-        file = path.open("xb", buffering=0)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("xb", buffering=0)
-    with file:
+    with _new_file(path) as file:
         rest = memoryview(data).cast("B")
         while rest:  # a raw write may be short, when the disk is nearly full for one
             rest = rest[file.write(rest) :]
         if fsync:
             os.fsync(file.fileno())
+
+
+def _new_file(path: Path) -> FileIO:
+    """The directory is made when it is missing; somebody who tidies up may take it away again at the same moment."""
+    for _ in range(_TRIES):
+        try:
+            return path.open("xb", buffering=0)
+        except FileNotFoundError:
+            with suppress(FileNotFoundError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("xb", buffering=0)
+
+
+def _remove_empty(directory: Path, root: Path) -> None:
+    """Upwards, as long as nothing is in there; the run's own directory stays."""
+    while directory.parent not in (root, directory) and root in directory.parents:
+        try:
+            directory.rmdir()
+        except OSError:  # not empty, or gone
+            return
+        directory = directory.parent
 
 
 def _sync_directory(path: Path) -> None:
@@ -191,4 +227,6 @@ def _modified(info: dict[str, Any]) -> int:
 
 def _store_error(verb: str, uri: str, problem: OSError) -> StoreError:
     said = problem.strerror or str(problem)
-    return StoreError(f"payload {uri} cannot be {verb}: {said}", uri=uri, reason=said, errno=problem.errno)
+    # object stores say that a file is missing without a number
+    number = errno.ENOENT if isinstance(problem, FileNotFoundError) else problem.errno
+    return StoreError(f"payload {uri} cannot be {verb}: {said}", uri=uri, reason=said, errno=number)

@@ -90,3 +90,14 @@ StreamMetric = Literal[
     "hoofprint_no_progress_seconds",
     "hoofprint_alarms_total",
 ]
+
+ArchiveMetric = Literal[
+    # payload files and bytes that the archiver deleted, by why: dropped, trained, no_group, unreferenced
+    "hoofprint_payload_files_deleted_total",
+    "hoofprint_payload_bytes_deleted_total",
+    # what it found in the payload store when it looked last
+    "hoofprint_payload_files",
+    "hoofprint_payload_bytes",
+    # files that could not be deleted or kept in the archive; they are tried again
+    "hoofprint_payload_failures_total",
+]

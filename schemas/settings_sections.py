@@ -157,13 +157,15 @@ class WatchdogSettings(Section):
 
 
 class MetricsSettings(Section):
-    """Prometheus text at http://127.0.0.1:<port>/metrics of each stream process."""
+    """Prometheus text at http://127.0.0.1:<port>/metrics of each stream process and of the archiver."""
 
     assembler_port: int = Field(default=0, ge=0, le=65535)
     """0: off. With several assemblers the next free ports above it."""
     controller_port: int = Field(default=0, ge=0, le=65535)
     """0: off."""
     feeder_port: int = Field(default=0, ge=0, le=65535)
+    """0: off."""
+    archiver_port: int = Field(default=0, ge=0, le=65535)
     """0: off."""
 
 
@@ -288,6 +290,12 @@ class ArchiveSettings(Section):
     """A snapshot at least this often while events come."""
     flush_rows: int = Field(default=20_000, ge=1)
     """Or after so many events."""
+    collect: bool = True
+    """Delete payload files that nothing needs any more; what the archive cannot make again is kept in it."""
+    collect_every_s: float = Field(default=300.0, gt=0)
+    """How often they are looked for."""
+    collect_after_s: float = Field(default=3600.0, ge=0)
+    """No payload file is deleted before this age. Files that no event names are kept for a day."""
 
 
 class AssemblerSettings(Section):

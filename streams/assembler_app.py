@@ -18,6 +18,7 @@ import structlog
 
 from journal.clock import system_clock
 from journal.log_setup import configure_logging
+from journal.metrics_http import serve_metrics
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
 from journal.topic_admin import wait_for_broker
@@ -30,7 +31,6 @@ from streams.assembler_worker import AssemblerWorker
 from streams.assembly import AssemblyRules
 from streams.assembly_closed import ClosedAttempts
 from streams.faust_process import FaustProcess, make_app
-from streams.metrics_http import serve_metrics
 from streams.stream_numbers import assembler_numbers
 
 if TYPE_CHECKING:

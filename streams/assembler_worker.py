@@ -12,10 +12,7 @@ import errno
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
-
-import msgspec
-import pyarrow as pa
+from typing import Protocol
 
 from journal.clock import Clock
 from journal.payloads import PayloadStore
@@ -28,6 +25,7 @@ from schemas.errors import CorruptPayload, HoofprintError, SchemaError, StoreErr
 from streams import assembly
 from streams.assembly_closed import ClosedAttempts
 from streams.group_payload import group_payload
+from streams.segment_columns import with_columns
 
 _WRITERS = 16  # payload files that wait for the disk together
 _MAX_RAW = 900_000  # a dead letter must itself fit into a record; the rest stays where it was read
@@ -192,28 +190,23 @@ class AssemblerWorker:
             assembly.confirm(state, token)
 
     def _with_columns(self, event: ev.Event) -> ev.Event:
-        """A large segment's columns come from the store; SchemaError if they are not what was recorded."""
+        """A large segment's columns come from the store; SchemaError if they are not what was recorded.
+
+        Those of a closed attempt are not needed, and perhaps deleted: its records are read again after a restart.
+        """
         if (
             not isinstance(event, ev.TokenSegment)
             or event.tokens_ref is None
             or event.run_id != self._rules.run_id
+            or event.kind != "train"
+            or assembly.is_closed(self._closed, event)
         ):
             return event
-        if event.kind != "train":
-            return event
         try:
-            table = self._store.open_arrow(event.tokens_ref)
+            return with_columns(event, self._store.open_arrow)
         except StoreError as problem:
             if problem.detail.get("errno") != errno.ENOENT:
                 raise
             raise CorruptPayload(
                 f"payload {event.tokens_ref.uri} is gone", uri=event.tokens_ref.uri
             ) from problem
-        return msgspec.structs.replace(event, **_columns(table, event.tokens_ref.uri))
-
-
-def _columns(table: pa.Table, uri: str) -> dict[str, Any]:
-    names = ("context_ids", "output_ids", "output_logprobs")
-    if table.num_rows != 1 or not set(names) <= set(table.column_names):
-        raise CorruptPayload(f"{uri} is not the columns of one segment", uri=uri)
-    return {name: table.column(name)[0].as_py() for name in names}

@@ -105,11 +105,20 @@ def apply(state: Assembly, offset: int, event: ev.Event) -> list[Effect]:
         return [Rejected("unexpected_event")]
     if event.group_id is None or event.attempt is None:
         return [Rejected("no_group")]
-    attempt = Attempt(event.group_id, event.attempt)
-    if attempt in state.closed:
+    if is_closed(state.closed, event):
         return _count(state, "closed_attempt")
+    attempt = Attempt(event.group_id, event.attempt)
     reason = impossible(event, state.rules.group_size)
     return [Rejected(reason)] if reason else _assemble(state, offset, attempt, event)
+
+
+def is_closed(closed: ClosedAttempts, event: ev.SessionEvent | ev.RewardAssigned) -> bool:
+    """Whether the event's attempt is, so that the event changes nothing."""
+    return (
+        event.group_id is not None
+        and event.attempt is not None
+        and Attempt(event.group_id, event.attempt) in closed
+    )
 
 
 def skip(state: Assembly, offset: int) -> None:

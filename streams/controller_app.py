@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from journal.log_setup import configure_logging
+from journal.metrics_http import Number, serve_metrics
 from journal.producer import AckProducer
 from journal.topic_admin import wait_for_broker
 from schemas import topics
@@ -27,7 +28,6 @@ from streams.control_snapshot import Snapshots
 from streams.control_worker import ControllerWorker, RawRecord
 from streams.faust_process import FaustProcess, make_app
 from streams.group_filters import load_filter
-from streams.metrics_http import Number, serve_metrics
 from streams.stream_numbers import controller_numbers
 
 if TYPE_CHECKING:

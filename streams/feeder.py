@@ -17,6 +17,7 @@ import structlog
 from journal.clock import Clock, system_clock
 from journal.event_log import EventFollower, read_events
 from journal.log_setup import configure_logging
+from journal.metrics_http import serve_metrics
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
 from journal.reader import TopicReader, offsets_at_time
@@ -30,7 +31,6 @@ from streams.admission import Admission, AdmissionState, Prompt, PromptOrder
 from streams.admission_bounds import Limits, free_places
 from streams.feeder_dataset import load_prompts, prompt_digest, prompt_text
 from streams.feeder_watches import Watches
-from streams.metrics_http import serve_metrics
 from streams.segment_look import SegmentLook
 from streams.stream_numbers import feeder_numbers
 

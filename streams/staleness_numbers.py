@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from journal.metrics_http import Number
 from schemas import events as ev
 from schemas.events import Effect, Event
 from schemas.metric_names import MetricName
 from schemas.versions import distinct_real
 from streams.control_state import ControlState
-from streams.metrics_http import Number
 
 
 class _Complete(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from journal.metrics_http import Number
 from streams.admission import AdmissionState
 from streams.control_state import ControlState
 from streams.feeder_watches import Watches
-from streams.metrics_http import Number
 from streams.staleness_numbers import StalenessNumbers
 
 _EVENTS = ("applied", "duplicate", "void", "after_end", "closed_attempt", "other_run", "other_kind")

@@ -21,7 +21,14 @@ from analytics.tables import TABLE_OF, TABLES, Archive
 from journal.payloads import PayloadStore
 from schemas import events as ev
 from schemas import ids
-from schemas.arrow import GROUP_PAYLOAD, GROUP_PAYLOAD_CODEC
+from schemas.arrow import (
+    EXPERTS_CODEC,
+    GROUP_PAYLOAD,
+    GROUP_PAYLOAD_CODEC,
+    REQUEST_CODEC,
+    SEGMENT_COLUMNS,
+    SEGMENT_COLUMNS_CODEC,
+)
 from schemas.codec import encode
 from schemas.settings import Settings
 from schemas.tokens import ids_of, logprobs_of, pack_ids, pack_logprobs
@@ -53,8 +60,11 @@ class SyntheticRun:
     """Events per topic in log order; `write` makes the run's directory."""
 
     directory: Path
+    by_reference: bool = False
+    """Token columns, requests and routed experts of every segment in the payload store, as the proxy does with large ones."""
     events: list[ev.Event] = field(default_factory=list)
     segments: dict[tuple[str, int, int], list[ev.TokenSegment]] = field(default_factory=dict)
+    inline: dict[str, ev.TokenSegment] = field(default_factory=dict)
 
     @property
     def settings(self) -> Settings:
@@ -85,20 +95,37 @@ class SyntheticRun:
         made = []
         for index, spans in enumerate(turns):
             made.append(
-                segment(
+                self._stored(segment(
                     group, sample, index, attempt=attempt, context=(10 + index, 11), spans=spans,
                     output=[100 * sample + 10 * index + place for place in range(spans[-1][2])],
                     parent=index - 1 if index else None, received_at=AT + 1000 * index,
                     end=end if index == len(turns) - 1 else None, preemptions=len(spans) - 1,
-                )
+                ))
             )  # fmt: skip
         self.segments[group, attempt, sample] = made
         self.events += made
 
+    def _stored(self, made: ev.TokenSegment) -> ev.TokenSegment:
+        if not self.by_reference:
+            return made
+        store, key = PayloadStore(self.settings.payload_url), (RUN, made.group_id or "", made.attempt or 0)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, SEGMENT_COLUMNS) as writer:
+            columns = {name: [getattr(made, name)] for name in SEGMENT_COLUMNS.names}
+            writer.write_table(pa.table(columns, schema=SEGMENT_COLUMNS))
+        self.inline[made.event_id] = made
+        request = json.dumps({"of": made.event_id}).encode()
+        return msgspec.structs.replace(
+            made, context_ids=b"", output_ids=b"", output_logprobs=b"",
+            tokens_ref=store.put(*key, sink.getvalue().to_pybytes(), SEGMENT_COLUMNS_CODEC),
+            request_ref=store.put(*key, request, REQUEST_CODEC),
+            experts=store.put(*key, f"experts of {made.event_id}".encode(), EXPERTS_CODEC),
+        )  # fmt: skip
+
     def complete(self, group: str, attempt: int = 0) -> None:
         """What the assembler does once all trajectories are there."""
         trajectories = [
-            made
+            [self.inline.get(one.event_id, one) for one in made]
             for (name, number, _), made in sorted(self.segments.items())
             if (name, number) == (group, attempt)
         ]
@@ -147,7 +174,7 @@ class SyntheticRun:
         for (name, number, sample), made in self.segments.items():
             if (name, number) != (group, attempt):
                 continue
-            tokens = sum(len(ids_of(one.output_ids)) for one in made)
+            tokens = sum(len(ids_of(self.inline.get(one.event_id, one).output_ids)) for one in made)
             self.add(
                 ev.identified(
                     ev.SequenceFeedback(
@@ -171,7 +198,9 @@ class SyntheticRun:
         everything = [*self.events, *(self.effects() if effects is None else effects)]
         write_archive(self.run_dir, everything, snapshots)
         (self.run_dir / "settings.json").write_text(self.settings.to_json())
-        self.write_answers([one for made in self.segments.values() for one in made])
+        self.write_answers(
+            [self.inline.get(one.event_id, one) for made in self.segments.values() for one in made]
+        )
         return self.run_dir
 
     def write_answers(self, segments: Iterable[ev.TokenSegment]) -> None:
@@ -239,9 +268,9 @@ def sequence_row(made: Sequence[ev.TokenSegment]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def small_run(directory: Path) -> SyntheticRun:
+def small_run(directory: Path, *, by_reference: bool = False) -> SyntheticRun:
     """The run that the module's docstring tells."""
-    run = SyntheticRun(directory)
+    run = SyntheticRun(directory, by_reference)
     text = run.settings.to_json()
     run.add(
         ev.identified(

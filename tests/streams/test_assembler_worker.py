@@ -187,6 +187,18 @@ def test_a_large_segment_without_its_columns_is_a_dead_letter(
     assert says in letter.reason
 
 
+def test_columns_of_a_closed_attempt_may_be_gone(bench: Bench, tmp_path: Path) -> None:
+    """Read again after a restart, when the archiver has deleted them: the record is no dead letter."""
+    segment = large(bench, Session())
+    bench.take([segment, Session().end(1)])
+    assert segment.tokens_ref is not None
+    (tmp_path / segment.tokens_ref.uri).unlink()
+    bench.worker.forget()
+    bench.take([segment, Session().end(1)])
+    assert [type(event) for event in bench.outbox.events] == [ev.GroupCompleted]
+    assert bench.worker.counts["closed_attempt"] == 2
+
+
 def test_while_records_are_left_only_the_log_says_what_is_late(bench: Bench) -> None:
     claim = Session().claim()
     bench.take([claim])

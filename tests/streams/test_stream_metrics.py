@@ -15,6 +15,7 @@ from control_processes import Child, Surroundings
 from prometheus_client.parser import text_string_to_metric_families
 from test_control_worker import Raw
 
+from journal.metrics_http import Number, serve_metrics
 from schemas import events as ev
 from schemas import topics
 from schemas.codec import encode
@@ -23,7 +24,6 @@ from streams.assembly import Assembly, AssemblyRules
 from streams.assembly_closed import ClosedAttempts
 from streams.control_output import Written
 from streams.control_worker import ControllerWorker
-from streams.metrics_http import Number, serve_metrics
 from streams.stream_numbers import assembler_numbers, controller_numbers
 
 

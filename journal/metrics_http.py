@@ -1,4 +1,4 @@
-"""Numbers of a stream process as Prometheus text at http://127.0.0.1:<port>/metrics; nothing at all with port 0.
+"""Numbers of a process without HTTP of its own as Prometheus text at http://127.0.0.1:<port>/metrics; nothing at all with port 0.
 
 The numbers are read when somebody asks, from what the process keeps anyway: nothing is counted twice, and nothing costs when
 nobody looks. Loopback only: who wants them elsewhere puts something in front.
@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from schemas.errors import ConfigError
-from schemas.metric_names import MetricName, StreamMetric
+from schemas.metric_names import ArchiveMetric, MetricName, StreamMetric
 
 log = structlog.get_logger()
 _HOST = "127.0.0.1"
@@ -26,7 +26,7 @@ _MOST_PORTS = 64
 class Number(NamedTuple):
     """One sample."""
 
-    name: StreamMetric | MetricName
+    name: StreamMetric | MetricName | ArchiveMetric
     value: float
     labels: Mapping[str, str] = {}
 
