@@ -40,10 +40,10 @@ _PARTITION = 0
 class Controller:
     """Worker, producer and Faust app put together. `_mark`: everything below is folded and its effects are acknowledged."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, producer: AckProducer | None = None) -> None:
         self._settings = settings
         self._process = FaustProcess("controller")
-        self._producer = AckProducer(settings.kafka, f"{settings.run.run_id}-controller")
+        self._producer = producer or AckProducer(settings.kafka, f"{settings.run.run_id}-controller")
         self._worker: ControllerWorker | None = None
         self._handling = asyncio.Lock()
         self._app: faust.App | None = None
