@@ -23,20 +23,18 @@ READER_GIVES_UP = (Unusual, IndexError, ValueError, TypeError, OverflowError, st
 Reader = Callable[[bytes, int], Any]
 
 
-def compile_reader(schema: Any, event_type: type[msgspec.Struct]) -> Reader:
-    """`reader(raw, start)`: the event whose body is all of `raw` from `start` on.
+def compile_reader(schema: Any, event_type: type[msgspec.Struct], *, whole: bool = True) -> Reader:
+    """`reader(raw, start)`: the event whose body is all of `raw` from `start` on. Not `whole`: something may follow, and the
+    place behind the event is given with it.
 
     `schema`: JSON of one record, named types defined where they are first used. Fields that the class does not have are
     passed over, fields that the schema does not have keep their defaults.
     """
     source = _Source()
     value = source.record(schema, event_type)
-    lines = [
-        "def read(raw, b):",
-        *("    " + line for line in source.lines),
-        "    if b != len(raw):",
-        "        raise Unusual('not the whole of it')",
-        f"    return {value}",
+    end = ["if b != len(raw):", "    raise Unusual('not the whole of it')", f"return {value}"]
+    lines = ["def read(raw, b):"] + [
+        "    " + line for line in source.lines + (end if whole else [f"return {value}, b"])
     ]
     exec("\n".join(lines), source.names)  # noqa: S102 — our own text, made of our own schemas
     reader: Reader = source.names["read"]

@@ -88,6 +88,11 @@ def headers_of(event_type: type[Event]) -> tuple[bytes, ...]:
     return tuple(header for header, coder in _coders()[1].items() if coder.event_type is event_type)
 
 
+def plain_schemas(event_type: type[Event]) -> list[tuple[bytes, Any]]:
+    """Header and JSON, without logical types, of every released schema of an event."""
+    return [(header, c.plain) for header, c in _coders()[1].items() if c.event_type is event_type]
+
+
 def encode(event: Event) -> bytes:
     """Header and body of an event. Raises IncompatibleEvent when a field does not fit its schema."""
     try:

@@ -122,15 +122,18 @@ class VersionWindow(msgspec.Struct):
 
     def judge(self, trajectory_versions: Sequence[object]) -> WindowFacts:
         """Judge one group by the versions of its trajectories; those without a real version have no say."""
-        current, cutoff = self.current_index, self.cutoff_index
+        current, cutoff = len(self.labels) - 1, self.cutoff_index
         count = len(trajectory_versions)
         if (
             count and trajectory_versions.count(trajectory_versions[0]) == count
         ):  # most groups are of one version
             place = self.index(trajectory_versions[0])
-            places = [] if place is None else [place] * count
-        else:
-            known = map(self.index, trajectory_versions)
-            places = [place for place in known if place is not None]
+            if place is None:
+                return WindowFacts(False, current, cutoff, ())
+            return WindowFacts(
+                self.keep_versions > 0 and place < cutoff, current, cutoff, (current - place,) * count
+            )
+        known = map(self.index, trajectory_versions)
+        places = [place for place in known if place is not None]
         stale = self.keep_versions > 0 and min(places, default=cutoff) < cutoff
         return WindowFacts(stale, current, cutoff, tuple([current - place for place in places]))

@@ -16,23 +16,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from schemas import events as ev
+from schemas.completed_brief import CompletedBrief
 from schemas.errors import StalenessExceeded
 from schemas.events import BatchGroup, Effect, Event
 from schemas.versions import real_version
 from schemas.window import VersionWindow, WindowFacts
 from streams.control_batches import choose, enough, fills
 from streams.control_state import ControlState, FoldSettings, OpenRequest, PendingGroup, fold_settings
-from streams.group_filters import load_filter, refusal
+from streams.group_filters import load_filter, needs_facts, refusal
 from streams.index_set import IndexSet
 
 _REJECTED = StalenessExceeded.code
 NO_FACTS = WindowFacts(False, -1, 0, ())
 
 
-def fold(state: ControlState, offset: int, event: Event, *, quiet: bool = False) -> list[Effect]:
+def fold(
+    state: ControlState, offset: int, event: Event | CompletedBrief, *, quiet: bool = False
+) -> list[Effect]:
     """Take one record of `control.v1` into `state` (changed in place) and return what it causes, in order.
 
-    `quiet`: the state changes alike, but the effects are not made: they stand in their topics already.
+    A brief event changes the state as the whole one does. `quiet`: the state changes alike, but the effects are not made: they
+    stand in their topics already.
     Raises IncompatibleEvent, with the state as it was, for a RunConfigured whose settings cannot be read, and ConfigError for
     a group filter that is not there or does not work.
     """
@@ -111,13 +115,19 @@ class _Fold:
             if state.end_reason is not None:  # it crossed the end on its way into the log
                 self.drop(group, event.attempt, state.end_reason, NO_FACTS)
 
-    def completed(self, event: ev.GroupCompleted) -> None:
+    def completed(self, event: ev.GroupCompleted | CompletedBrief) -> None:
         """Judged on arrival; what may be trained on waits for a batch."""
         if not self._is_first_end(event):
             return
-        if self.budgeted:
-            self.state.costs.ended(event.group_id, event.attempt, event.trajectories, complete=True)
-        versions = self._observe(event.trajectories)
+        if isinstance(event, CompletedBrief) and (self.budgeted or needs_facts(self.settings.group)):
+            event = event.whole()
+        if isinstance(event, CompletedBrief):
+            labels: Sequence[str] = event.labels
+        else:
+            labels = _labels(event.trajectories)
+            if self.budgeted:
+                self.state.costs.ended(event.group_id, event.attempt, event.trajectories, complete=True)
+        versions = self._observe(labels)
         facts = self.state.window.judge(versions)
         if facts.stale:
             self._stale(event.group_id, event.attempt, facts)
@@ -145,11 +155,11 @@ class _Fold:
         if rejected := sum(t.reason == _REJECTED for t in event.trajectories):
             self.state.count("rejected_groups")
             self.state.count("rejected_samples", rejected)
-        versions = self._observe(event.trajectories)
+        versions = self._observe(_labels(event.trajectories))
         facts = self.state.window.judge(versions)
         self._again(event.group_id, event.attempt, event.reason, facts, event.trajectories)
 
-    def _is_first_end(self, event: ev.GroupCompleted | ev.GroupFailed) -> bool:
+    def _is_first_end(self, event: ev.GroupCompleted | ev.GroupFailed | CompletedBrief) -> bool:
         """Rule 7: the first terminal event of an attempt wins, and only an admitted attempt has one."""
         state, group = self.state, event.group_id
         if state.running.get(group) == event.attempt:
@@ -163,11 +173,11 @@ class _Fold:
         state.ignore("late_ends" if known else "unknown_groups", event.event_id)
         return False
 
-    def _observe(self, trajectories: Sequence[ev.TrajectoryFacts]) -> tuple[str, ...]:
-        """Rule 1 labels of a group, shown to the window; a trajectory without an id neither advances nor drops (W6)."""
-        labels = [t.version if t.parent_traj_id else "" for t in trajectories]
-        if labels.count(labels[0] if labels else "") == len(labels):  # most groups are of one version
-            versions = tuple([real_version(label) or "" for label in labels[:1]] * len(labels))
+    def _observe(self, labels: Sequence[str]) -> tuple[str, ...]:
+        """Rule 1 labels of a group's trajectories, shown to the window."""
+        count = len(labels)
+        if count and labels.count(labels[0]) == count:  # most groups are of one version
+            versions = (real_version(labels[0]) or "",) * count
         else:
             versions = tuple([real_version(label) or "" for label in labels])
         if self.state.window.observe(versions):
@@ -378,10 +388,16 @@ class _Fold:
         )
 
 
+def _labels(trajectories: Sequence[ev.TrajectoryFacts]) -> list[str]:
+    """A trajectory without an id neither advances the window nor drops the group (W6)."""
+    return [t.version if t.parent_traj_id else "" for t in trajectories]
+
+
 # StepCompleted, PolicyActivated and Alarm decide nothing here: a step's batch left when it was requested.
-_HANDLERS: dict[type[Event], Callable[[_Fold, Any], None]] = {
+_HANDLERS: dict[type[Event | CompletedBrief], Callable[[_Fold, Any], None]] = {
     ev.GroupAdmitted: _Fold.admitted,
     ev.GroupCompleted: _Fold.completed,
+    CompletedBrief: _Fold.completed,
     ev.GroupFailed: _Fold.failed,
     ev.PolicyPublished: _Fold.published,
     ev.BatchRequested: _Fold.requested,

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from schemas import topics
 from schemas.codec import decode
+from schemas.completed_brief import decode_briefly
 from schemas.errors import SchemaError
 from schemas.events import DeadLetter, Effect, Event, identified
 from streams.control_fold import fold
@@ -48,7 +49,7 @@ class ControllerWorker:
     def skim(self, offset: int, key: bytes | None, value: bytes) -> None:
         """Fold a record whose effects are all written, its dead letter too: one below `written_below` or a committed mark."""
         try:
-            fold(self.state, offset, decode(value), quiet=True)
+            fold(self.state, offset, decode_briefly(value), quiet=True)
         except SchemaError:
             self._unreadable(offset, key)
 

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from schemas.completed_brief import CompletedBrief
 from schemas.errors import ConfigError
 from schemas.events import GroupCompleted, TrajectoryFacts
 from streams.control_state import GroupChoice
@@ -18,10 +19,20 @@ from streams.control_state import GroupChoice
 GroupFilter = Callable[[GroupCompleted], bool]
 
 
-def refusal(event: GroupCompleted, choice: GroupChoice) -> str | None:
-    """Why a group is not trained on; None: it may be. ConfigError: the user's filter does not work."""
+def needs_facts(choice: GroupChoice) -> bool:
+    """Whether `refusal` looks at what a group's trajectories are."""
+    return bool(choice.min_live_trajectories or choice.drop_zero_variance or choice.filter)
+
+
+def refusal(event: GroupCompleted | CompletedBrief, choice: GroupChoice) -> str | None:
+    """Why a group is not trained on; None: it may be. ConfigError: the user's filter does not work.
+
+    A brief event will do where nobody `needs_facts`.
+    """
     if event.sequences == 0:
         return "no_sequences"
+    if isinstance(event, CompletedBrief):
+        return None
     if choice.min_live_trajectories and _live(event.trajectories) < choice.min_live_trajectories:
         return "too_few_live"
     if choice.drop_zero_variance and _zero_variance(event.trajectories):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from schemas import events as ev
 from schemas.codec import encode
+from schemas.completed_brief import decode_briefly
 from schemas.errors import CorruptPayload
 from schemas.events import Effect, Event
 from streams.control_fold import fold
@@ -61,6 +62,24 @@ def test_facts_that_are_written_again_change_nothing(log: list[Event], data: st.
     origin = {offset: index for offset, (index, _) in enumerate(repeated)}
     renumbered = [msgspec.structs.replace(e, cause_offset=origin[e.cause_offset]) for e in effects]
     assert encoded(renumbered) == encoded(run_fold(*log))
+
+
+@settings(max_examples=200, deadline=None)
+@given(logs(), st.booleans(), st.integers(0, 2))
+def test_brief_events_change_the_state_and_cause_effects_as_whole_ones_do(
+    log: list[Event], plain: bool, keep: int
+) -> None:
+    if plain:  # no rule looks at a trajectory's facts: the brief is all that is read
+        log = [configured(window__keep_versions=keep, batch__size=2), *log[1:]]
+    whole, brief = ControlState(RUN), ControlState(RUN)
+    expected = run_fold(*log, state=whole)
+    effects = [
+        effect
+        for offset, event in enumerate(log)
+        for effect in fold(brief, offset, decode_briefly(encode(event)))
+    ]
+    assert encoded(effects) == encoded(expected)
+    assert brief.to_bytes() == whole.to_bytes()
 
 
 @settings(max_examples=200, deadline=None)
