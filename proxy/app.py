@@ -22,7 +22,7 @@ from journal.clock import Clock
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
 from proxy import claim_follower
-from proxy.asgi import Call, Endpoint
+from proxy.asgi import Bounds, Call, Count, Endpoint
 from proxy.chat_api import ChatApi
 from proxy.completions_api import CompletionsApi
 from proxy.control_view import ControlView
@@ -99,7 +99,9 @@ class Parts:
             self.registry, self.gate, settings.staleness, self.metrics,
             record_experts=proxy.record_routed_experts == "auto",
         )  # fmt: skip
-        self.turns = Turns(controller, self.registry, self.access, self.recorder, proxy, clock, self.metrics)
+        self.turns = Turns(
+            controller, self.registry, self.access, self.recorder, self.limits, proxy, clock, self.metrics
+        )
         tokenizers = Tokenizers(self.registry, self.control, settings.engine.model)
         self.native = NativeApi(
             self.access, self.turns, self.limits, self.metrics, tokenizers, proxy.keepalive_s
@@ -214,16 +216,17 @@ def _add_routes(app: FastAPI, parts: Parts) -> None:
     ]
     table = [(method, "/s/{token}" + path, handler, path) for method, path, handler in inside]
     table += [(method, path, handler, path) for method, path, handler in inside + outside]
+    bounds = Bounds(parts.settings.proxy.max_header_bytes, parts.settings.proxy.client_stall_s)
     routes = [
         Route(
             path,
-            Endpoint(handler, _refusal(parts.metrics, api), _counter(parts.metrics, api)),
+            Endpoint(handler, _refusal(parts.metrics, api), _counter(parts.metrics, api), bounds),
             methods=[method],
         )
         for method, path, handler, api in table
     ]
     app.router.routes[:0] = routes
-    missing = Endpoint(_not_found, render_error, _counter(parts.metrics, "unknown"))
+    missing = Endpoint(_not_found, render_error, _counter(parts.metrics, "unknown"), bounds)
     app.router.routes.append(
         Route("/{path:path}", missing, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
     )
@@ -239,8 +242,12 @@ class NoSuchRoute(UnknownSession):
     code = "not_found"
 
 
-def _counter(metrics: Metrics, api: str) -> Callable[[str, int], None]:
-    return lambda _path, status: metrics.request(api, status)
+def _counter(metrics: Metrics, api: str) -> Count:
+    def count(call: Call, status: int) -> None:
+        metrics.request(api, status)
+        metrics.transferred(call.bytes_in, call.bytes_out)
+
+    return count
 
 
 def _refusal(

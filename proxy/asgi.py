@@ -2,19 +2,21 @@
 
 Plain ASGI endpoints stand as routes inside the FastAPI application: a training step makes hundreds of requests of a few
 tokens each, and request models and response classes would cost more CPU than the tokens. Invariants: a body is bounded
-before it is held; a client that goes away cancels the work on its call at once; an error becomes one JSON answer, or,
-once a stream has begun, one last frame.
+before it is held, and so are headers; a client that goes away, or leaves its answer unread for too long, cancels the
+work on its call at once; an error becomes one JSON answer, or, once a stream has begun, one last frame.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import structlog
 
+from proxy.bounded_http import ABORT
 from schemas.errors import BadRequest, HoofprintError, RolloutError
 
 log = structlog.get_logger(__name__)
@@ -34,8 +36,15 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
+_HEADER_CHARACTERS = 1024
+_KEY_CHARACTERS = 8192
+"""A session token holds ids of up to 256 characters each."""
+_KEYS = frozenset({"authorization", "x-api-key"})
+_DIGITS = 10
+
+
 class ClientGone(Exception):
-    """The client closed the connection before its answer was complete."""
+    """The client closed the connection before its answer was complete, or does not read it."""
 
 
 class BodyTooLarge(RolloutError):
@@ -45,16 +54,34 @@ class BodyTooLarge(RolloutError):
     http_status = 413
 
 
+class HeadersTooLarge(RolloutError):
+    """The headers exceed `proxy.max_header_bytes`."""
+
+    code = "headers_too_large"
+    http_status = 431
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a client may send, and how long it may leave its answer unread."""
+
+    header_bytes: int
+    stall_s: float
+
+
 class Call:
     """One request and its answer. `started`: the answer's head has left, so only frames can follow."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, bounds: Bounds) -> None:
         self.scope = scope
         self.started = False
         self.frame_error: Callable[[dict[str, Any]], bytes] = event
         """How this API writes an error's body into a stream that has begun."""
+        self.bytes_in = 0
+        self.bytes_out = 0
         self._receive = receive
-        self._send = send
+        self._send_now = send
+        self._bounds = bounds
         self._headers: dict[bytes, bytes] | None = None
 
     @property
@@ -63,13 +90,32 @@ class Call:
         found: dict[str, str] = self.scope.get("path_params") or {}
         return found
 
+    def check_head(self) -> None:
+        """HeadersTooLarge."""
+        limit = self._bounds.header_bytes
+        if sum(len(name) + len(value) for name, value in self.scope["headers"]) > limit:
+            raise HeadersTooLarge(f"the headers are larger than {limit} bytes", max_header_bytes=limit)
+
     def header(self, name: str) -> str:
-        """The first header of that (lower-case) name; empty if absent."""
+        """The first header of that (lower-case) name; empty if absent. BadRequest: too long, or not printable ASCII."""
         if self._headers is None:
             self._headers = {}
             for key, value in self.scope["headers"]:
                 self._headers.setdefault(key, value)
-        return self._headers.get(name.encode(), b"").decode("latin-1").strip()
+        text = self._headers.get(name.encode(), b"").decode("latin-1").strip()
+        longest = _KEY_CHARACTERS if name in _KEYS else _HEADER_CHARACTERS
+        if len(text) > longest or not (text.isascii() and text.isprintable()):
+            raise BadRequest(f"{name} must be at most {longest} printable ASCII characters", field=name)
+        return text
+
+    def whole_number(self, name: str) -> int | None:
+        """A header that is a whole number below 2^31; None if absent. BadRequest."""
+        text = self.header(name)
+        if not text:
+            return None
+        if len(text) > _DIGITS or not text.isdecimal() or int(text) >= 2**31:
+            raise BadRequest(f"{name} must be a whole number below 2^31", field=name)
+        return int(text)
 
     async def body(self, limit: int) -> bytes:
         """The whole body. BodyTooLarge; ClientGone."""
@@ -81,6 +127,7 @@ class Call:
                 raise ClientGone
             part = message.get("body", b"")
             size += len(part)
+            self.bytes_in += len(part)
             if size > limit:
                 raise BodyTooLarge(f"the body is larger than {limit} bytes", max_body_bytes=limit)
             parts.append(part)
@@ -132,6 +179,21 @@ class Call:
         """Bytes of the stream."""
         await self._send({"type": "http.response.body", "body": raw, "more_body": not last})
 
+    async def _send(self, message: Message) -> None:
+        """Waits while the client's buffers are full, but not for ever. ClientGone."""
+        self.bytes_out += len(message.get("body", b""))
+        try:
+            async with asyncio.timeout(self._bounds.stall_s):
+                await self._send_now(message)
+        except TimeoutError:
+            abort = self.scope.get(ABORT)
+            if abort is not None:
+                abort()
+                await asyncio.sleep(
+                    0
+                )  # the server shall see that the connection is lost before the call ends
+            raise ClientGone from None
+
     async def disconnected(self) -> None:
         """Return when the client has gone (after the body, a disconnect is the only message left)."""
         while (await self._receive())["type"] != "http.disconnect":
@@ -144,24 +206,27 @@ def event(payload: object) -> bytes:
 
 
 Handler = Callable[[Call], Awaitable[None]]
+Count = Callable[[Call, int], None]
 RenderError = Callable[[HoofprintError], tuple[int, dict[str, Any], dict[str, str]]]
 
 
 class Endpoint:
     """A handler as an ASGI application. Callable with three arguments, so that a route takes it as it is."""
 
-    def __init__(self, handler: Handler, render: RenderError, count: Callable[[str, int], None]) -> None:
+    def __init__(self, handler: Handler, render: RenderError, count: Count, bounds: Bounds) -> None:
         self._handler = handler
         self._render = render
         self._count = count
+        self._bounds = bounds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, send)
+        call = Call(scope, receive, send, self._bounds)
         try:
+            call.check_head()
             await self._handler(call)
-            self._count(scope["path"], 200)
+            self._count(call, 200)
         except ClientGone:
-            self._count(scope["path"], 499)
+            self._count(call, 499)
         except HoofprintError as error:
             await self._answer_error(call, error)
         except (
@@ -172,11 +237,14 @@ class Endpoint:
 
     async def _answer_error(self, call: Call, error: HoofprintError) -> None:
         status, body, headers = self._render(error)
-        self._count(call.scope["path"], status)
-        if call.started:
-            await call.frame(call.frame_error(body), last=True)
-        else:
-            await call.reply(body, status, headers)
+        try:
+            if call.started:
+                await call.frame(call.frame_error(body), last=True)
+            else:
+                await call.reply(body, status, headers)
+        except ClientGone:
+            status = 499
+        self._count(call, status)
 
 
 async def while_connected(call: Call, work: Awaitable[Any]) -> Any:

@@ -246,6 +246,8 @@ class GenerationController:
     async def _call(self, generation: Generation, engine: Engine) -> Mapping[str, Any]:
         reader = generation.begin_call(engine, experts=self._record_experts and engine.gives_experts)
         session = generation.session
+        if session.engine not in (None, engine.engine_id):
+            self._metrics.switched()
         session.engine = engine.engine_id
         rid = generation.rid
         self.running[rid] = generation

@@ -17,6 +17,7 @@ class Limits:
         self.max_body_bytes = settings.max_body_bytes
         self._max_inflight = settings.max_inflight
         self._max_sessions = settings.max_sessions
+        self._max_session_inflight = settings.max_session_inflight
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -30,6 +31,15 @@ class Limits:
             yield
         finally:
             self.inflight -= 1
+
+    def check_session(self, busy: int) -> None:
+        """Overloaded if one more request of a session, of which so many generate or record, would be too many."""
+        if busy >= self._max_session_inflight:
+            raise Overloaded(
+                "too many requests of the session are in flight",
+                limit="proxy.max_session_inflight",
+                maximum=self._max_session_inflight,
+            )
 
     def check_sessions(self, open_sessions: int) -> None:
         """Overloaded if another session would be too many."""

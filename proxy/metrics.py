@@ -27,6 +27,11 @@ class Metrics:
         self._refusals = self._counter("hoofprint_refusals_total", "Refused requests by error code", "code")
         self._preemptions = self._counter("hoofprint_preemptions_total", "Generations cut by a weight update")
         self._resumes = self._counter("hoofprint_resumes_total", "Generations that went on")
+        self._switches = self._counter(
+            "hoofprint_engine_switches_total", "Generations that went to another engine than their session's"
+        )
+        transferred = self._counter("hoofprint_bytes_total", "Bytes of bodies, by direction", "direction")
+        self._received, self._sent = transferred.labels("received"), transferred.labels("sent")
         self._mismatches = self._counter(
             "hoofprint_tito_mismatch_tokens_total", "Tokens that a full re-encoding would have changed"
         )
@@ -74,6 +79,16 @@ class Metrics:
         self._refusals.labels(code).inc()
         self.counts["refusals"] += 1
         self.counts[f"refusals.{code}"] += 1
+
+    def transferred(self, received: int, sent: int) -> None:
+        """Bytes of one call's bodies."""
+        self._received.inc(received)
+        self._sent.inc(sent)
+
+    def switched(self) -> None:
+        """A session's tokens come from another engine than before."""
+        self._switches.inc()
+        self.counts["engine_switches"] += 1
 
     def preempted(self, yes: bool) -> None:
         """An engine call ended; whether an abort cut it."""

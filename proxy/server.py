@@ -7,6 +7,7 @@ comes back with its session token. The log lost for good: exit 1, and the superv
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import signal
 from collections.abc import Iterator
 
@@ -16,12 +17,29 @@ import uvicorn
 from journal.clock import system_clock
 from journal.log_setup import configure_logging
 from proxy.app import build_app
-from schemas.errors import HoofprintError
+from proxy.bounded_http import BoundedHttp
+from schemas.errors import ConfigError, HoofprintError
 from schemas.settings import Settings
+from schemas.settings_sections import ProxySettings
 
 log = structlog.get_logger(__name__)
 
 _GRACE_S = 3
+CANNOT_WORK = 2
+
+
+def check_exposure(proxy: ProxySettings) -> None:
+    """ConfigError: the port would be open to other machines without a key."""
+    if proxy.admin_key or proxy.host == "localhost":
+        return
+    try:
+        loopback = ipaddress.ip_address(proxy.host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ConfigError(
+            f"proxy.host {proxy.host} is not a loopback address: set proxy.admin_key", key="proxy.admin_key"
+        )
 
 
 class Server(uvicorn.Server):
@@ -50,8 +68,13 @@ class Server(uvicorn.Server):
 
 
 def main(settings: Settings) -> int:
-    """Exit status: 0 after SIGTERM, 1 after an infrastructure error."""
+    """Exit status: 0 after SIGTERM, 1 after an infrastructure error, 2 if it is configured so that it must not start."""
     configure_logging("proxy")
+    try:
+        check_exposure(settings.proxy)
+    except ConfigError as unsafe:
+        log.error("proxy_ends", error=unsafe)  # noqa: TRY400 — its place in the code tells nobody anything
+        return CANNOT_WORK
     servers: list[Server] = []
 
     def fail(failure: HoofprintError) -> None:
@@ -63,7 +86,8 @@ def main(settings: Settings) -> int:
         host=settings.proxy.host,
         port=settings.proxy.port,
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttp,
+        ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,

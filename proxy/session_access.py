@@ -27,6 +27,7 @@ from schemas.errors import BadRequest, HoofprintError, Overloaded, TrajectoryGon
 from schemas.events import Kind
 from schemas.ids import free_traj_id, parent_traj_id
 
+_NAME_CHARACTERS = 256
 Ids = tuple[Identity, SessionToken | None]
 
 
@@ -60,9 +61,14 @@ class SessionAccess:
     # -- who asks ------------------------------------------------------------------------------------
 
     def check_admin(self, call: Call) -> None:
-        """Unauthorized unless the admin key was given (or none is set)."""
-        if self._admin_key and not same_key(_bearer(call), self._admin_key):
-            raise Unauthorized("this call needs the admin key")
+        """Unauthorized unless the admin key was given. Without one, whoever reaches the (loopback) port is an admin, but not
+        the bearer of a session's key."""
+        key = _bearer(call)
+        if self._admin_key:
+            if not same_key(key, self._admin_key):
+                raise Unauthorized("this call needs the admin key")
+        elif self._signer.issued(key):
+            raise Unauthorized("a session token opens its session alone")
 
     def identify(self, call: Call, body: Mapping[str, Any]) -> Ids | None:
         """The session that a request names; None if it names none."""
@@ -78,21 +84,18 @@ class SessionAccess:
         name = call.header("x-session-id") or call.header("x-smg-routing-key") or body.get("session_id") or ""
         if not name:
             return None
-        if not isinstance(name, str) or len(name) > 256:
-            raise BadRequest("session_id must be a string of at most 256 characters", field="session_id")
+        name = bounded(name, "session_id")
         known = self.table.open.get(name) or self.table.ended.get(name)
         return (known.identity, None) if known is not None else (self._from_headers(call, body, name), None)
 
     def _from_headers(self, call: Call, body: Mapping[str, Any], name: str) -> Identity:
         group = call.header("x-instance-id") or body.get("instance_id") or None
-        attempt, sample = call.header("x-hoofprint-attempt"), call.header("x-hoofprint-sample-index")
-        if group and attempt and sample:
-            if not (attempt.isdigit() and sample.isdigit()):
-                raise BadRequest(
-                    "attempt and sample index must be whole numbers", field="x-hoofprint-attempt"
-                )
-            return self.group_identity("train", str(group), int(attempt), int(sample), None, name)
-        return self.free_identity(name, "free", str(group) if group else None)
+        group = None if group is None else bounded(group, "instance_id")
+        attempt = call.whole_number("x-hoofprint-attempt")
+        sample = call.whole_number("x-hoofprint-sample-index")
+        if group is not None and attempt is not None and sample is not None:
+            return self.group_identity("train", group, attempt, sample, None, name)
+        return self.free_identity(name, "free", group)
 
     def group_identity(
         self, kind: Kind, group: str, attempt: int, sample: int, instance: str | None, name: str | None = None
@@ -252,6 +255,15 @@ def interrupt(session: Session, reason: HoofprintError) -> None:
         if task is not None and generation.interrupt is None:
             generation.interrupt = reason
             task.cancel()
+
+
+def bounded(value: object, field: str) -> str:
+    """A name that a client chose. BadRequest: empty, too long, or with characters that do not print."""
+    if not isinstance(value, str) or not 0 < len(value) <= _NAME_CHARACTERS or not value.isprintable():
+        raise BadRequest(
+            f"{field} must be a string of at most {_NAME_CHARACTERS} printable characters", field=field
+        )
+    return value
 
 
 def identity_of(token: SessionToken) -> Identity:

@@ -18,7 +18,7 @@ from proxy.asgi import Call
 from proxy.ownership import SessionTaken
 from proxy.recorder import Recorder
 from proxy.recovery import CLAIMS
-from proxy.session_access import SessionAccess, interrupt
+from proxy.session_access import SessionAccess, bounded, interrupt
 from proxy.sessions import CLOSED_ATTEMPT, DISCARDED, EXPIRED, Identity, Session, end_error
 from proxy.turns import components_of, end_facts
 from schemas.errors import (
@@ -83,16 +83,13 @@ class SessionApi:
         instance = body.get("instance_id")
         if kind not in ("train", "eval", "free"):
             raise BadRequest("kind must be train, eval or free", field="kind")
-        if instance is not None and not isinstance(instance, str):
-            raise BadRequest("instance_id must be a string", field="instance_id")
+        if instance is not None:
+            instance = bounded(instance, "instance_id")
         if kind == "free" or (kind == "eval" and body.get("group_id") is None):
             name = body.get("session_id")
-            if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 256):
-                raise BadRequest("session_id must be a string of at most 256 characters", field="session_id")
+            name = None if name is None else bounded(name, "session_id")
             return self._access.free_identity(name, kind, instance)
-        group = body.get("group_id")
-        if not isinstance(group, str) or not 0 < len(group) <= 256:
-            raise BadRequest("group_id must be a string of at most 256 characters", field="group_id")
+        group = bounded(body.get("group_id"), "group_id")
         attempt, sample = _index(body, "attempt", 0), _index(body, "sample_index", None)
         return self._access.group_identity(kind, group, attempt, sample, instance)
 

@@ -15,6 +15,7 @@ import msgspec
 from journal.clock import Clock
 from proxy.asgi import Call
 from proxy.generation import Generation, GenerationController
+from proxy.limits import Limits
 from proxy.metrics import Metrics
 from proxy.ownership import SessionTaken
 from proxy.recorder import Recorder
@@ -40,9 +41,10 @@ class Turns:
 
     def __init__(
         self, controller: GenerationController, registry: EngineRegistry, access: SessionAccess, recorder: Recorder,
-        settings: ProxySettings, clock: Clock, metrics: Metrics,
+        limits: Limits, settings: ProxySettings, clock: Clock, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._controller = controller
+        self._limits = limits
         self._access = access
         self._registry = registry
         self._recorder = recorder
@@ -95,6 +97,7 @@ class Turns:
         def first_token() -> None:
             turn.first_token_at = turn.first_token_at or self.clock()
 
+        self._limits.check_session(session.busy)
         generation.first_token = first_token
         session.inflight[generation] = task = asyncio.current_task()
         try:

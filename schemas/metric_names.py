@@ -36,6 +36,10 @@ ProxyMetric = Literal[
     # generations cut by a weight update, and those that went on
     "hoofprint_preemptions_total",
     "hoofprint_resumes_total",
+    # generations that went to another engine than their session's last one
+    "hoofprint_engine_switches_total",
+    # bytes of request and answer bodies
+    "hoofprint_bytes_total",
     # refusals by code
     "hoofprint_refusals_total",
     # tokens that a full re-encoding would have changed

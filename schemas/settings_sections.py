@@ -179,7 +179,8 @@ class ProxySettings(Section):
     engines: tuple[str, ...] = ()
     """Base URLs of the engines; `hoofprint up` fills in its own."""
     admin_key: str = ""
-    """Needed for /v1/policy, /v1/rollout and /sessions when set."""
+    """Opens /v1/policy, /v1/rollout and /sessions. Without it they are open to whoever reaches the port, session tokens
+    excepted, and the proxy binds to a loopback address only."""
     update_strategy: Literal["abort", "retract"] = "abort"
     """abort: cut by rid and resume from the partial tokens. retract: the engine holds the requests."""
     quiesce_timeout_s: float = Field(default=10.0, gt=0)
@@ -190,6 +191,12 @@ class ProxySettings(Section):
     """Open sessions; more get 429."""
     max_inflight: int = Field(default=1024, ge=1)
     """Requests in flight; more get 429."""
+    max_session_inflight: int = Field(default=64, ge=1)
+    """Requests in flight of one session, for its sub-agents; more get 429."""
+    max_header_bytes: int = Field(default=32_768, ge=1024)
+    """Larger heads get 431."""
+    client_stall_s: float = Field(default=60.0, gt=0)
+    """A client that leaves its answer unread for so long is cut off."""
     max_body_bytes: int = Field(default=16_777_216, ge=1024)
     """Larger bodies get 413."""
     session_idle_s: float = Field(default=900.0, gt=0)

@@ -44,6 +44,12 @@ def says(*replies: str) -> Callable[[list[int]], list[int]]:
     return tokens
 
 
+def always_says(reply: str) -> Callable[[list[int]], list[int]]:
+    """The same reply to everybody."""
+    tokens = [*TOKENIZER.encode(reply, add_special_tokens=False), TOKENIZER.eos_token_id]
+    return lambda _prompt: tokens
+
+
 def api_settings(
     broker: str, tmp_path: Path, engine: ScriptedEngine, checkpoint: Path, **proxy: Any
 ) -> Settings:

@@ -35,18 +35,33 @@ class ProxyProcess:
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._file = directory / "settings.json"
-        self._file.write_text(settings.to_json())
+        self._file.write_text(settings.to_json(secrets=True))
         self._log = directory / "proxy.log"
         self.base = f"http://127.0.0.1:{settings.proxy.port}"
         self._child: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    @property
+    def said(self) -> str:
+        """Its log."""
+        return self._log.read_text()
+
+    def run_to_its_end(self) -> tuple[int, str]:
+        """For a process that ends by itself: status and log."""
+        self._launch()
+        assert self._child is not None
+        return self._child.wait(_START_S), self.said
+
+    def _launch(self) -> None:
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         with self._log.open("ab") as sink:
             self._child = subprocess.Popen(
                 [sys.executable, "-c", _MAIN, str(self._file)],
                 stdout=sink, stderr=sink, start_new_session=True, env=environment, cwd=Path(__file__).parents[2],
             )  # fmt: skip
+
+    def start(self) -> None:
+        self._launch()
+        assert self._child is not None
         deadline = time.monotonic() + _START_S
         while not self._ready():
             assert self._child.poll() is None, self._log.read_text()[-3000:]

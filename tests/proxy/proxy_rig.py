@@ -16,6 +16,7 @@ from journal.clock import system_clock
 from journal.event_log import read_events
 from journal.reader import TopicReader
 from proxy.app import Parts, build_app
+from proxy.bounded_http import BoundedHttp
 from schemas.errors import HoofprintError
 from schemas.events import Event
 from schemas.settings import Settings
@@ -85,7 +86,7 @@ async def running_proxy(settings: Settings) -> AsyncIterator[Proxy]:
     failures: list[HoofprintError] = []
     app = build_app(settings, system_clock, failures.append)
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, http="httptools", lifespan="on", log_config=None, access_log=False
+        app, host="127.0.0.1", port=0, http=BoundedHttp, lifespan="on", log_config=None, access_log=False
     )
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server._serve())

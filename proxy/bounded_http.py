@@ -1,0 +1,46 @@
+"""uvicorn's HTTP protocol with a bound on what it holds before a request begins, and a way to cut a client off.
+
+uvicorn's fast parser collects headers without a limit. Invariants: of a head that is not complete at most
+`MAX_HEAD_BYTES` and one read of the socket are held; a connection that is cut off keeps no unsent bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 65_536
+ABORT = "hoofprint.abort"
+"""Key in the scope: drops the connection, unsent bytes too."""
+_REFUSAL = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """Give the class to `uvicorn.Config(http=…)`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = False
+        self._head_bytes = 0
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+
+    def on_headers_complete(self) -> None:
+        """Its head is there."""
+        self._in_head = False
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client."""
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.transport.write(_REFUSAL)
+                self.transport.close()
