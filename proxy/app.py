@@ -28,6 +28,7 @@ from proxy.completions_api import CompletionsApi
 from proxy.control_view import ControlView
 from proxy.conversation import Conversations
 from proxy.engines import Engine, engine_http
+from proxy.engines_api import EnginesApi
 from proxy.errors_http import render_error
 from proxy.gate import Gate
 from proxy.generation import GenerationController
@@ -73,9 +74,9 @@ class Parts:
         self.http = engine_http()
         self.producer = AckProducer(settings.kafka, "proxy")
         self.metrics = Metrics()
-        self.table = SessionTable()
-        self.limits = Limits(proxy)
         self.gate = Gate()
+        self.table = SessionTable(self.gate.open_session)
+        self.limits = Limits(proxy)
         self.registry = EngineRegistry(
             [Engine(url, self.http, proxy.engine_timeout_s) for url in proxy.engines]
         )
@@ -124,9 +125,25 @@ class Parts:
             controller,
             proxy.max_body_bytes,
             proxy.quiesce_timeout_s,
+            clock,
+        )
+        self.engines = EnginesApi(
+            self.access,
+            self.registry,
+            self.updates.catch_up,
+            controller,
+            proxy.max_body_bytes,
+            proxy.quiesce_timeout_s,
         )
         self.operations = OperationsApi(
-            self.registry, self.table, self.gate, self.control, self.limits, self.metrics, clock()
+            self.registry,
+            self.table,
+            self.gate,
+            self.control,
+            self.limits,
+            self.metrics,
+            self.updates.catch_up,
+            clock(),
         )
 
     def _close_attempt(self, group_id: str, attempt: int) -> None:
@@ -137,7 +154,7 @@ class Parts:
         await claim_follower.begin(self.ownership, self.settings.kafka)
         await self.control.start(self.settings.kafka, self.on_failure)
         await self.updates.at_start()
-        self.tasks.append(asyncio.ensure_future(self.registry.watch()))
+        self.tasks.append(asyncio.ensure_future(self.updates.catch_up.watch()))
         self.tasks.append(asyncio.ensure_future(claim_follower.watch(self.ownership)))
         self.tasks.append(asyncio.ensure_future(self.sessions.expire(self.settings.proxy.session_idle_s)))
         log.info(
@@ -145,7 +162,8 @@ class Parts:
         )
 
     async def stop(self) -> None:
-        """Leave nothing running; records in flight are acknowledged first."""
+        """Leave nothing running; records in flight are acknowledged first, and no engine stays paused."""
+        await self.policy.stop()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -184,11 +202,12 @@ def _report(task: asyncio.Task[Any], on_failure: Callable[[HoofprintError], None
 
 
 def _add_routes(app: FastAPI, parts: Parts) -> None:
-    native, chat, sessions, policy, ops = (
+    native, chat, sessions, policy, engines, ops = (
         parts.native,
         parts.chat,
         parts.sessions,
         parts.policy,
+        parts.engines,
         parts.operations,
     )
     inside: list[tuple[str, str, Any]] = [
@@ -209,6 +228,9 @@ def _add_routes(app: FastAPI, parts: Parts) -> None:
         ("POST", "/v1/rollout/pause", policy.pause),
         ("POST", "/v1/rollout/resume", policy.resume),
         ("GET", "/v1/rollout/pause_state", policy.pause_state),
+        ("GET", "/v1/engines", engines.engines),
+        ("POST", "/v1/engines/{engine_id:path}/drain", engines.drain),
+        ("POST", "/v1/engines/{engine_id:path}/undrain", engines.undrain),
         ("GET", "/health", ops.health),
         ("GET", "/readyz", ops.ready),
         ("GET", "/metrics", ops.metrics),

@@ -8,10 +8,12 @@ set only when everything that stood in both topics at the start was folded.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from pathlib import Path
 
 from journal.event_log import EventFollower
 from journal.reader import Record
+from proxy.engines import Wanted
 from schemas.errors import HoofprintError
 from schemas.events import Event, PolicyActivated, PolicyPublished, Verdict
 from schemas.settings import KafkaSettings
@@ -21,8 +23,8 @@ OnClosed = Callable[[str, int], None]
 
 
 class ControlView:
-    """`published`: checkpoint by label, in the order of publication. `activated`: (version, engine). `closed`: attempts
-    whose sessions get 410."""
+    """`published`: checkpoint by label (None: only its outer trainer has it), in the order of publication. `activated`:
+    (version, engine). `closed`: attempts whose sessions get 410."""
 
     def __init__(self, run_id: str, on_closed: OnClosed) -> None:
         self.published: dict[str, str | None] = {}
@@ -38,20 +40,25 @@ class ControlView:
         if event.run_id != self._run_id:
             return
         if isinstance(event, PolicyPublished):
-            self.published.setdefault(event.version, event.checkpoint_uri)
+            uri = event.checkpoint_uri
+            self.published.setdefault(event.version, checkpoint_path(uri) if uri else None)
         elif isinstance(event, PolicyActivated):
             self.activated.add((event.version, event.engine_id))
         elif isinstance(event, Verdict) and event.outcome != "kept":
             self.closed.add((event.group_id, event.attempt))
             self._on_closed(event.group_id, event.attempt)
 
-    def newest(self) -> tuple[str, str] | None:
-        """The newest version that an engine can be given: (label, checkpoint)."""
+    def newest(self, excluding: Container[str] = ()) -> Wanted | None:
+        """The newest version and its checkpoint, but for labels that engines cannot load."""
         for version in reversed(self.published):
-            checkpoint = self.published[version]
-            if checkpoint is not None:
-                return version, checkpoint
+            if version not in excluding:
+                return version, self.published[version]
         return None
+
+    def is_newer(self, version: str, than: str) -> bool:
+        """Whether both are published, and the first one later."""
+        order = list(self.published)
+        return version in order and than in order and order.index(version) > order.index(than)
 
     def is_closed(self, group_id: str | None, attempt: int | None) -> bool:
         """Whether the attempt was retried or dropped."""
@@ -78,3 +85,9 @@ class ControlView:
         """End the thread."""
         if self._follower is not None:
             await asyncio.to_thread(self._follower.close)
+
+
+def checkpoint_path(uri: str) -> str:
+    """What an engine is given for a checkpoint: an absolute path, or a URL of another scheme as it is."""
+    path = uri.removeprefix("file://")
+    return str(Path(path).absolute()) if "://" not in path else uri

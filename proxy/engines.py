@@ -17,7 +17,7 @@ import aiohttp
 import orjson
 
 from proxy.engine_stream import ChunkReader, Mode, refusal
-from schemas.errors import EngineTimeout, EngineUnavailable
+from schemas.errors import EngineRejected, EngineTimeout, EngineUnavailable
 
 _CONNECT_S = 3.0
 _CONTROL_S = 20.0
@@ -26,6 +26,8 @@ _FLUSH_AGAIN_S = 0.05
 _KEEPALIVE_S = 3.0  # SGLang and uvicorn close idle connections after 5 s
 _BROKEN = (aiohttp.ClientError, ConnectionError, asyncio.TimeoutError, OSError)
 _TRIES = 3
+Wanted = tuple[str, str | None]
+"""A version and its checkpoint; without one only an outer trainer can give it."""
 _UPDATED_BUT = "Weights were updated, but"
 
 
@@ -42,7 +44,10 @@ def engine_http() -> aiohttp.ClientSession:
 
 
 class Engine:
-    """Knows its label and limits from `/model_info` and `/server_info`; `up` is what the last contact said."""
+    """Knows its label and limits from `/model_info` and `/server_info`; `up` is what the last contact said.
+
+    `in_rotation`: it has the wanted weights and no pause; `draining`: an operator has taken it out. `changing` is held by
+    whoever changes its weights."""
 
     def __init__(self, base_url: str, http: aiohttp.ClientSession, timeout_s: float) -> None:
         self.base_url = base_url.rstrip("/")
@@ -55,20 +60,32 @@ class Engine:
         self.gives_experts = False
         self.up = False
         self.in_rotation = True
+        self.draining = False
+        self.changing = asyncio.Lock()
         self.inflight = 0
+        self._given: tuple[str, str, str] | None = None
+        self._half_updated = False
+        self._calls: set[asyncio.Timeout] = set()
         self._mode: Mode | None = None
         self._http = http
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
 
     def __repr__(self) -> str:
-        return (
-            f"Engine({self.engine_id}, version={self.version!r}, up={self.up}, rotation={self.in_rotation})"
-        )
+        state = "draining" if self.draining else f"rotation={self.in_rotation}"
+        return f"Engine({self.engine_id}, version={self.version!r}, up={self.up}, {state})"
 
     @property
     def usable(self) -> bool:
         """Whether it may get a generation."""
-        return self.up and self.in_rotation
+        return self.up and self.in_rotation and not self.draining
+
+    def has(self, version: str, checkpoint: str | None) -> bool:
+        """Whether it serves these weights. One that was started anew may have the label of old without the weights: then its
+        path is another than after the update that it was given. One whose update broke off has none for certain."""
+        if self._half_updated or self.version != version or checkpoint is None:
+            return self.version == version and not self._half_updated
+        shown = self._given[2] if self._given and self._given[:2] == (version, checkpoint) else checkpoint
+        return self.model_path in ("", shown)
 
     async def generate(
         self, body: Mapping[str, Any], session_id: str, reader: ChunkReader, news: Any
@@ -76,10 +93,15 @@ class Engine:
         """Stream one generation into `reader`; `news()` after each arrival. EngineUnavailable, EngineTimeout: what came
         until then is in the reader. EngineRejected: nothing was generated."""
         self.inflight += 1
+        leash = asyncio.timeout(None)
+        self._calls.add(leash)
         try:
-            await self._generate(body, session_id, reader, news)
+            async with leash:
+                await self._generate(body, session_id, reader, news)
         except TimeoutError as late:
             reader.settle()
+            if leash.expired():
+                raise EngineUnavailable("the call was taken from the engine", engine=self.engine_id) from late
             raise EngineTimeout("the engine did not finish in time", engine=self.engine_id) from late
         except _BROKEN as broken:
             reader.settle()
@@ -88,7 +110,14 @@ class Engine:
                 f"the engine at {self.engine_id} broke off: {type(broken).__name__}", engine=self.engine_id
             ) from broken
         finally:
+            self._calls.discard(leash)
             self.inflight -= 1
+
+    def cut(self) -> None:
+        """Close every call, for an engine that does not obey aborts; the tokens received are kept."""
+        for leash in self._calls:
+            if not leash.expired():
+                leash.reschedule(0.0)
 
     async def _generate(
         self, body: Mapping[str, Any], session_id: str, reader: ChunkReader, news: Any
@@ -132,22 +161,39 @@ class Engine:
         """End a pause; harmless where there is none."""
         await self._post("/continue_generation", {})
 
-    async def update_weights(self, checkpoint: str, version: str) -> None:
-        """Load a checkpoint directory under a label. HoofprintError: it has not got these weights."""
+    async def update_weights(self, checkpoint: str, version: str, *, abort: bool = False) -> None:
+        """Load a checkpoint directory under a label; `abort`: whatever runs there ends first, whoever sent it.
+        EngineRejected: it has the weights of before. Any other HoofprintError, or a cancel: nobody knows what it has."""
+        self._half_updated = True
         body = {"model_path": checkpoint, "weight_version": version, "flush_cache": True}
-        for _ in range(_TRIES):
-            status, reply = await self._post("/update_weights_from_disk", body, self._timeout)
-            message = str(reply.get("message", reply) if isinstance(reply, dict) else reply)
-            if status == 200:
-                break
-            if not message.startswith(_UPDATED_BUT):
-                raise refusal(reply if isinstance(reply, dict) and "error" in reply else message, status)
-            await self._flush()  # and once more, because SGLang has the weights, but not their label
+        if abort:
+            body["abort_all_requests"] = True
+        try:
+            await self._load(body)
+        except EngineRejected:
+            self._half_updated = False
+            raise
         await self.refresh()
         if self.version != version:
             raise EngineUnavailable(
                 f"the engine says {self.version!r} after an update to {version!r}", engine=self.engine_id
             )
+        self.accept(version, checkpoint)
+
+    async def _load(self, body: Mapping[str, Any]) -> None:
+        for _ in range(_TRIES):
+            status, reply = await self._post("/update_weights_from_disk", body, self._timeout)
+            message = str(reply.get("message", reply) if isinstance(reply, dict) else reply)
+            if status == 200:
+                return
+            if not message.startswith(_UPDATED_BUT):
+                raise refusal(reply if isinstance(reply, dict) and "error" in reply else message, status)
+            await self._flush()  # and once more, because SGLang has the weights, but not their label
+
+    def accept(self, version: str, checkpoint: str) -> None:
+        """It has these weights now, whoever gave them."""
+        self._half_updated = False
+        self._given = (version, checkpoint, self.model_path)
 
     async def _flush(self) -> None:
         """Forget keys and values of the old weights. An update cannot while requests run whose clients are gone already (a

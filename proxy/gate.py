@@ -1,13 +1,14 @@
 """The one gate before the engines: closed for a weight update or a pause, it holds what wants to start or resume.
 
 An engine cannot abort requests that wait behind its own pause, so nothing is sent to a paused engine. Several reasons may
-hold the gate at a time (an update inside a pause); it is open when none is left. A pause of one session holds only that.
+hold the gate at a time (an update inside a pause); it is open when none is left. A pause of one session holds only that, and
+ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 
 class Gate:
@@ -29,7 +30,7 @@ class Gate:
         return sorted(self._reasons)
 
     @property
-    def sessions(self) -> Iterable[str]:
+    def sessions(self) -> list[str]:
         """Sessions that are paused on their own."""
         return sorted(self._sessions)
 
@@ -51,8 +52,13 @@ class Gate:
         self._sessions.add(session_id)
 
     def open_session(self, session_id: str) -> None:
-        """Let one session go on."""
+        """Let one session go on; also when it has ended, so that no name outlives its session."""
         self._sessions.discard(session_id)
+        self._let_go()
+
+    def keep_sessions(self, known: Container[str]) -> None:
+        """Let go every paused session that nobody knows any more."""
+        self._sessions = {session_id for session_id in self._sessions if session_id in known}
         self._let_go()
 
     async def enter(self, session_id: str) -> None:

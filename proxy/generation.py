@@ -70,6 +70,7 @@ class Generation:
         self.version_at_dispatch = ""
         self.cached_tokens = 0
         self.preemptions = 0
+        self.held = 0
         self.resumes = 0
         self.span_mismatches = 0
         self.finish: dict[str, Any] = {}
@@ -135,7 +136,9 @@ class Generation:
         call, self._call = self._call, None
         assert call is not None
         self._spans = append_spans(self._spans, call.spans_so_far(), len(self._ids))
-        self.preemptions += max(0, len(call.spans_so_far()) - 1)  # an engine that held it over an update
+        # an engine that held it over updates, as its last call tells
+        self.held = max(0, len(call.spans_so_far()) - 1)
+        self.preemptions += self.held
         first = not self._ids
         prefix = len(self.prompt) + len(self._ids)
         rows = call.meta.get("routed_experts") if self._experts_from is not None else None
@@ -212,7 +215,9 @@ class GenerationController:
             else:
                 preempted = finish.get("type") == "abort"
                 generation.preemptions += preempted
-                self._metrics.preempted(preempted)
+                self._metrics.preempted(preempted + generation.held)
+                if generation.versions:
+                    self._registry.heard(engine, generation.versions[-1])
                 fruitless = (
                     fruitless + 1
                     if preempted and generation.left == before and self._gate_open(generation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -25,7 +26,9 @@ class Metrics:
             "hoofprint_requests_total", "Requests by API and status", "api", "status"
         )
         self._refusals = self._counter("hoofprint_refusals_total", "Refused requests by error code", "code")
-        self._preemptions = self._counter("hoofprint_preemptions_total", "Generations cut by a weight update")
+        self._preemptions = self._counter(
+            "hoofprint_preemptions_total", "Generations cut by a weight update, or held over one"
+        )
         self._resumes = self._counter("hoofprint_resumes_total", "Generations that went on")
         self._switches = self._counter(
             "hoofprint_engine_switches_total", "Generations that went to another engine than their session's"
@@ -54,14 +57,19 @@ class Metrics:
                 ("hoofprint_open_sessions", "Open sessions"),
             )
         }
+        self._state = self._gauge("hoofprint_engine_state", "1: the state it is in", "engine", "state")
+        self._calls = self._gauge("hoofprint_engine_inflight", "Calls in flight", "engine")
+        self._behind = self._gauge(
+            "hoofprint_engine_catch_up_failures", "Failed catch-ups in a row", "engine"
+        )
         self._ignored_names: set[str] = set()
         self._by_request: dict[tuple[str, int], Any] = {}
 
     def _counter(self, name: ProxyMetric, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
 
-    def _gauge(self, name: Any, text: str) -> Gauge:
-        return Gauge(name, text, registry=self.registry)
+    def _gauge(self, name: Any, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
 
     def _seconds(self, name: ProxyMetric, text: str) -> Histogram:
         return Histogram(name, text, registry=self.registry, buckets=_SECONDS)
@@ -90,11 +98,11 @@ class Metrics:
         self._switches.inc()
         self.counts["engine_switches"] += 1
 
-    def preempted(self, yes: bool) -> None:
-        """An engine call ended; whether an abort cut it."""
-        if yes:
-            self._preemptions.inc()
-            self.counts["preemptions"] += 1
+    def preempted(self, times: int) -> None:
+        """An engine call ended; how often an update cut it, or its engine held it over one."""
+        if times:
+            self._preemptions.inc(times)
+            self.counts["preemptions"] += times
 
     def resumed(self) -> None:
         """A generation goes on from its partial tokens."""
@@ -128,6 +136,13 @@ class Metrics:
         self._engine.observe(engine_s)
         self._log.observe(log_s)
         self._own.observe(max(0.0, own_s))
+
+    def engine(self, engine_id: str, state: str, states: Iterable[str], inflight: int, failures: int) -> None:
+        """How it stands with an engine now."""
+        for one in states:
+            self._state.labels(engine_id, one).set(one == state)
+        self._calls.labels(engine_id).set(inflight)
+        self._behind.labels(engine_id).set(failures)
 
     def exposition(self) -> bytes:
         """Prometheus text."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from proxy.asgi import Call
+from proxy.catch_up import CatchUp
 from proxy.control_view import ControlView
 from proxy.gate import Gate
 from proxy.limits import Limits
 from proxy.metrics import Metrics
-from proxy.registry import EngineRegistry
+from proxy.registry import EngineRegistry, EngineState
 from proxy.sessions import SessionTable
 from schemas.errors import EngineUnavailable, Overloaded
 
@@ -17,7 +20,7 @@ class OperationsApi:
 
     def __init__(
         self, registry: EngineRegistry, table: SessionTable, gate: Gate, control: ControlView, limits: Limits,
-        metrics: Metrics, started_at: int,
+        metrics: Metrics, catch_up: CatchUp, started_at: int,
     ) -> None:  # fmt: skip
         self._registry = registry
         self._table = table
@@ -25,6 +28,7 @@ class OperationsApi:
         self._control = control
         self._limits = limits
         self._metrics = metrics
+        self._catch_up = catch_up
         self._started_at = started_at
 
     async def health(self, call: Call) -> None:
@@ -65,6 +69,7 @@ class OperationsApi:
                         "version": e.version,
                         "up": e.up,
                         "in_rotation": e.in_rotation,
+                        "state": self._registry.state(e),
                         "inflight": e.inflight,
                     }
                     for e in self._registry.engines
@@ -80,6 +85,11 @@ class OperationsApi:
         gauges["hoofprint_gate_waiting"].set(self._gate.waiting)
         gauges["hoofprint_inflight"].set(self._limits.inflight)
         gauges["hoofprint_open_sessions"].set(len(self._table.open))
+        for engine in self._registry.engines:
+            self._metrics.engine(
+                engine.engine_id, self._registry.state(engine), get_args(EngineState), engine.inflight,
+                self._catch_up.backoff[engine.engine_id].failures,
+            )  # fmt: skip
         await call.text(self._metrics.exposition())
 
     async def models(self, call: Call) -> None:

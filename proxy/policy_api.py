@@ -1,29 +1,35 @@
 """Versions and pauses over HTTP, for the trainer and for an outer one.
 
 `POST /v1/policy/versions` does a whole update. `/v1/rollout/pause` and `/resume` hold generation while somebody else
-updates the engines: running generations are aborted (they resume with what they have) unless mode is `drain`.
+updates the engines: running generations are aborted (they resume with what they have) unless mode is `drain`. A pause of
+one session holds that session alone, whatever else is paused or resumed, and ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from journal.clock import Clock
 from proxy.asgi import Call
+from proxy.control_view import checkpoint_path
 from proxy.gate import Gate
-from proxy.generation import GenerationController
+from proxy.generation import Generation, GenerationController
+from proxy.quiesce import everything, quiesce
 from proxy.registry import EngineRegistry
 from proxy.session_access import SessionAccess
 from proxy.weight_update import WeightUpdates
-from schemas.errors import BadRequest, HoofprintError
+from schemas.errors import BadRequest, UnknownSession
 from schemas.versions import real_version
 
 REASON = "rollout_pause"
-_ROUND_S = 0.05
+_LABEL = 200
+_URI = 4096
+_STEP = 2**63
+_FORGOTTEN = 1000
+"""Paused sessions that another replica has claimed, say, and that never came back: so many names are kept."""
 
 
 class PolicyApi:
@@ -31,7 +37,7 @@ class PolicyApi:
 
     def __init__(
         self, access: SessionAccess, updates: WeightUpdates, registry: EngineRegistry, gate: Gate,
-        controller: GenerationController, max_body_bytes: int, quiesce_s: float,
+        controller: GenerationController, max_body_bytes: int, quiesce_s: float, clock: Clock,
     ) -> None:  # fmt: skip
         self._access = access
         self._updates = updates
@@ -40,85 +46,89 @@ class PolicyApi:
         self._controller = controller
         self._max_body = max_body_bytes
         self._quiesce_s = quiesce_s
+        self._clock = clock
         self._since: float | None = None
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     async def versions(self, call: Call) -> None:
         """`POST /v1/policy/versions {version, checkpoint_uri, step?, force?}`."""
         self._access.check_admin(call)
         self._access.check_ready()
         body = await call.json(self._max_body)
-        version = real_version(body.get("version"))
-        if version is None or len(version) > 200:
-            raise BadRequest("version must be a real label", field="version")
-        checkpoint, step = body.get("checkpoint_uri"), body.get("step")
-        if not isinstance(checkpoint, str) or not checkpoint:
-            raise BadRequest("checkpoint_uri must be a checkpoint directory", field="checkpoint_uri")
-        if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
-            raise BadRequest("step must be a whole number", field="step")
+        version = label_of(body.get("version"))
+        checkpoint = _text(body, "checkpoint_uri", _URI)
+        step, force = body.get("step"), body.get("force", False)
+        if step is not None and (
+            isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < _STEP
+        ):
+            raise BadRequest("step must be a whole number of at least 0", field="step")
+        if not isinstance(force, bool):
+            raise BadRequest("force must be true or false", field="force")
         # the caller may go away: an update that has begun is brought to its end
-        work = self._updates.update(
-            version, _directory(checkpoint), step, force=bool(body.get("force", False))
+        work = asyncio.ensure_future(
+            self._updates.update(version, checkpoint_path(checkpoint), step, force=force)
         )
-        outcome = await asyncio.shield(asyncio.ensure_future(work))
-        await call.reply(msgspec.to_builtins(outcome))
+        self._under_way.add(work)
+        work.add_done_callback(self._under_way.discard)
+        await call.reply(msgspec.to_builtins(await asyncio.shield(work)))
+
+    async def stop(self) -> None:
+        """End what is under way; no engine stays paused."""
+        for work in self._under_way:
+            work.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
 
     async def pause(self, call: Call) -> None:
-        """`POST /v1/rollout/pause {reason, mode, timeout_seconds, session_id?}`."""
+        """`POST /v1/rollout/pause {reason, mode, timeout_seconds, session_id?}`. UnknownSession."""
         self._access.check_admin(call)
         body = await call.json(self._max_body)
-        timeout = body.get("timeout_seconds", self._quiesce_s)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= 3600:
-            raise BadRequest("timeout_seconds must be a number from 0 to 3600", field="timeout_seconds")
+        timeout_s = seconds_of(body, self._quiesce_s)
         mode = body.get("mode") or "abort"
         if mode not in ("abort", "drain"):
             raise BadRequest("mode must be abort or drain", field="mode")
-        session_id = body.get("session_id")
-        if session_id is not None:
-            self._gate.close_session(str(session_id))
-        else:
+        session_id = _session_id(body)
+        if session_id is None:
             self._gate.close(REASON)
-            self._since = self._since or time.time()
-        left = await self._wait(session_id, mode == "abort", float(timeout))
+            self._since = self._since or self._clock() / 1e6
+        else:
+            self._close_session(session_id)
+
+        def concerned(generation: Generation) -> bool:
+            return generation.session.identity.session_id == session_id
+
+        selects = everything if session_id is None else concerned
+        left = list(await quiesce(self._controller, timeout_s, selects, abort=mode == "abort"))
         await call.reply({"status": "paused", "quiesced": not left, "running": left, "mode": mode})
 
-    async def _wait(self, session_id: str | None, abort: bool, timeout_s: float) -> list[str]:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left = {
-                rid: g for rid, g in self._controller.running.items()
-                if session_id is None or g.session.identity.session_id == session_id
-            }  # fmt: skip
-            if not left or time.monotonic() >= deadline:
-                return list(left)
-            if abort:
-                await asyncio.gather(
-                    *(g.engine.abort(rid) for rid, g in left.items() if g.engine is not None)
-                )
-            await asyncio.sleep(min(_ROUND_S, max(0.0, deadline - time.monotonic())))
+    def _close_session(self, session_id: str) -> None:
+        table = self._access.table
+        if session_id not in table.open:
+            ended = session_id in table.ended
+            raise UnknownSession(
+                "the session has ended" if ended else "no such session is open here", session_id=session_id
+            )
+        if len(self._gate.sessions) >= len(table.open) + _FORGOTTEN:
+            self._gate.keep_sessions(table.open)
+        self._gate.close_session(session_id)
 
     async def resume(self, call: Call) -> None:
-        """`POST /v1/rollout/resume {version?, session_id?}`: labels are asked from the engines first."""
+        """`POST /v1/rollout/resume {version?, session_id?}`. `version`: the label of weights that an outer trainer gave the
+        engines meanwhile. VersionConflict: no engine has it, and the pause stays. UnknownSession."""
         self._access.check_admin(call)
         body = await call.json(self._max_body)
-        if body.get("session_id") is not None:
-            self._gate.open_session(str(body["session_id"]))
+        session_id = _session_id(body)
+        if session_id is not None:
+            if session_id not in self._gate.sessions and session_id not in self._access.table.open:
+                raise UnknownSession("no such session is open here", session_id=session_id)
+            self._gate.open_session(session_id)
         else:
-            await self._relabel(body.get("version"))
+            if body.get("version") is not None:
+                await self._updates.adopt(label_of(body["version"]))
+            else:
+                await asyncio.gather(*map(self._registry.is_alive, self._registry.engines))
             self._gate.open(REASON)
             self._since = None
         await call.reply({"status": "running", **self._state()})
-
-    async def _relabel(self, version: object) -> None:
-        """An outer trainer may have changed the weights: what the engines say now is what counts."""
-        for engine in self._registry.engines:
-            try:
-                await engine.refresh()
-            except HoofprintError:
-                continue
-        labels = {engine.version for engine in self._registry.engines if engine.up}
-        wanted = self._registry.wanted
-        if version is not None and str(version) in labels and (wanted is None or wanted[0] != str(version)):
-            self._registry.wanted = None
 
     async def pause_state(self, call: Call) -> None:
         """`GET /v1/rollout/pause_state`."""
@@ -136,6 +146,33 @@ class PolicyApi:
         }
 
 
-def _directory(uri: str) -> str:
-    path = uri.removeprefix("file://")
-    return str(Path(path).absolute()) if "://" not in path else uri
+def label_of(value: object) -> str:
+    """A version label from a request: real, short, printable. BadRequest."""
+    version = real_version(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    if version is None or len(version) > _LABEL or not version.isprintable():
+        raise BadRequest(
+            f"version must be a real label of at most {_LABEL} printable characters", field="version"
+        )
+    return version
+
+
+def seconds_of(body: dict[str, Any], default: float) -> float:
+    """`timeout_seconds` of a request. BadRequest."""
+    value = body.get("timeout_seconds", default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
+        raise BadRequest("timeout_seconds must be a number from 0 to 3600", field="timeout_seconds")
+    return float(value)
+
+
+def _text(body: dict[str, Any], name: str, longest: int) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not 0 < len(value.strip()) <= longest or not value.isprintable():
+        raise BadRequest(f"{name} must be a text of at most {longest} printable characters", field=name)
+    return value.strip()
+
+
+def _session_id(body: dict[str, Any]) -> str | None:
+    value = body.get("session_id")
+    if value is not None and not isinstance(value, str):
+        raise BadRequest("session_id must be a string", field="session_id")
+    return value

@@ -1,107 +1,95 @@
-"""The engines as a set: who may get a generation, who fell behind, who came back.
+"""The engines as a set: who may get a generation.
 
-Invariants: an engine is in rotation only with the newest activated version (or, before the first activation, with
-whatever it serves); one that comes back or joins late gets the current weights first; a session stays at its engine
-while that is usable, for its prefix cache.
+Invariants: an engine gets one only with the newest activated weights (or, before the first activation, with whatever it
+serves), and never while an operator drains it; a session stays at its engine while that is usable, for its prefix cache.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
-import structlog
-
-from proxy.engines import Engine
+from proxy.engines import Engine, Wanted
 from schemas.errors import EngineUnavailable, HoofprintError
+from schemas.versions import UNKNOWN
 
-log = structlog.get_logger(__name__)
+_ALIVE_S = 3.0
 
-_PROBE_S = 1.0
-
-
-async def _quietly(_engine: Engine) -> None:
-    pass
+EngineState = Literal["up", "waiting", "behind", "draining", "down"]
 
 
 class EngineRegistry:
-    """`wanted`: (version, checkpoint) that every engine must have; None: as they are. `newest`: what the log has published;
-    `joined`: told of every engine that comes into rotation."""
+    """`wanted`: (version, checkpoint) that every engine must have; None: as they are. `refused`: engines by the version that
+    they could not load. `overruled`: versions newer than the wanted one, since an operator went back."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
-        self.wanted: tuple[str, str] | None = None
-        self.newest: Callable[[], tuple[str, str] | None] = lambda: None
-        self.joined: Callable[[Engine], Awaitable[None]] = _quietly
-        self.updating = asyncio.Lock()
+        self.wanted: Wanted | None = None
+        self.refused: dict[str, set[str]] = {}
+        self.overruled: set[str] = set()
 
     @property
     def usable(self) -> list[Engine]:
         """Engines that may get a generation."""
-        return [engine for engine in self.engines if self._is_usable(engine)]
+        return [engine for engine in self.engines if self.is_usable(engine)]
 
-    def _is_usable(self, engine: Engine) -> bool:
-        return engine.usable and (self.wanted is None or engine.version == self.wanted[0])
+    def is_usable(self, engine: Engine) -> bool:
+        """Whether it may get a generation."""
+        return engine.usable and self.is_current(engine)
+
+    def is_current(self, engine: Engine) -> bool:
+        """Whether it has the wanted weights."""
+        return self.wanted is None or engine.has(*self.wanted)
+
+    def is_hopeless(self, version: str) -> bool:
+        """Whether every engine that is there has refused this version."""
+        refused = self.refused.get(version, set())
+        there = [engine.engine_id for engine in self.engines if engine.up and not engine.draining]
+        return bool(there) and refused.issuperset(there)
 
     async def is_alive(self, engine: Engine) -> bool:
         """Whether it answers now: a connection may break without its engine."""
         try:
-            await engine.refresh()
-        except HoofprintError:
+            async with asyncio.timeout(_ALIVE_S):
+                await engine.refresh()
+        except (HoofprintError, TimeoutError):
             return False
         return True
+
+    def heard(self, engine: Engine, version: str) -> None:
+        """A call ended with this label. If it is not the wanted one, the engine was started anew since it was asked last:
+        it is out until it was looked after."""
+        if self.wanted is not None and version not in (self.wanted[0], UNKNOWN):
+            engine.in_rotation = False
+
+    def find(self, engine_id: str) -> Engine | None:
+        """The engine of this id."""
+        return next((engine for engine in self.engines if engine.engine_id == engine_id), None)
 
     def pick(self, sticky: str | None, avoid: set[str]) -> Engine:
         """The session's engine if it is usable, else the least loaded. EngineUnavailable with none."""
         usable = [e for e in self.usable if e.engine_id not in avoid]
         if not usable:
             raise EngineUnavailable(
-                "no engine can take the request",
-                engines={e.engine_id: "up" if e.up else "down" for e in self.engines},
+                "no engine can take the request", engines={e.engine_id: self.state(e) for e in self.engines}
             )
         for engine in usable:
             if engine.engine_id == sticky:
                 return engine
         return min(usable, key=lambda e: e.inflight)
 
+    def state(self, engine: Engine) -> EngineState:
+        """One word for people; `behind`: without the wanted weights, `waiting`: to be let go on."""
+        if engine.draining:
+            return "draining"
+        if not engine.up:
+            return "down"
+        if not self.is_current(engine):
+            return "behind"
+        return "up" if engine.in_rotation else "waiting"
+
     def limit(self, name: str) -> int | None:
         """The smallest known limit (`vocab_size`, `context_length`) over the engines."""
         known = [getattr(e, name) for e in self.engines if getattr(e, name) is not None]
         return min(known) if known else None
-
-    async def join(self, engine: Engine) -> None:
-        """Bring one engine into rotation: end a pause a killed proxy left, and give it the wanted weights."""
-        await engine.refresh()
-        if self.wanted is not None and engine.version != self.wanted[0]:
-            engine.in_rotation = False
-            version, checkpoint = self.wanted
-            await engine.update_weights(checkpoint, version)
-            log.info("engine_brought_up_to_date", engine=engine.engine_id, version=version)
-        await engine.go_on()
-        engine.in_rotation = True
-        await self.joined(engine)
-
-    async def watch(self) -> None:
-        """Until cancelled: notice engines that went or came back."""
-        while True:
-            await asyncio.gather(*(self._probe(engine) for engine in self.engines))
-            await asyncio.sleep(_PROBE_S)
-
-    async def _probe(self, engine: Engine) -> None:
-        was_up = engine.up
-        try:
-            if self.updating.locked():
-                return  # an update decides about its engines itself
-            await engine.refresh()
-            behind = self.wanted is not None and engine.version != self.wanted[0]
-            if not was_up or behind or not engine.in_rotation:
-                async with self.updating:
-                    if not self.usable:
-                        self.wanted = (
-                            self.newest() or self.wanted
-                        )  # an update found no engine: it is made up for now
-                    await self.join(engine)
-                log.info("engine_joined", engine=engine.engine_id, version=engine.version)
-        except HoofprintError as away:
-            if was_up:
-                log.warning("engine_away", engine=engine.engine_id, error=away)

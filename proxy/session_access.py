@@ -209,6 +209,7 @@ class SessionAccess:
         if old is not None:
             interrupt(old, TrajectoryGone("the session was opened anew", session_id=name))
             self.table.forget(old)
+            self.table.on_end(name)
         known = old.epoch if old is not None else ended.epoch if ended is not None else 0
         # one that this process does not know may have a forgotten past (its opener never got the token): void
         unknown = identity.group_id is not None and old is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 EXPIRED, CLOSED_ATTEMPT, DISCARDED = "expired", "attempt_closed", "discarded"
 _REFUSALS = {error.code: error for error in (StalenessExceeded, TrajectoryVersionChanged)}
 _KEPT_ENDS = 20_000
+
+
+def _nobody(_session_id: str) -> None:
+    pass
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -156,11 +161,12 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class SessionTable:
-    """Open sessions by id, and the last ends. `closed_attempts` comes from the verdicts."""
+    """Open sessions by id, and the last ends. `on_end`: told of every session whose try is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[str], None] = _nobody) -> None:
         self.open: dict[str, Session] = {}
         self.ended: OrderedDict[str, Ended] = OrderedDict()
+        self.on_end = on_end
 
     def add(self, session: Session) -> None:
         """A new session, or a new try of an old one."""
@@ -173,6 +179,7 @@ class SessionTable:
         name = session.identity.session_id
         if self.open.get(name) is session:
             del self.open[name]
+            self.on_end(name)
             self.ended[name] = Ended(session.identity, end, session.epoch)
             if len(self.ended) > _KEPT_ENDS:
                 self.ended.popitem(last=False)

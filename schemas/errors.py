@@ -17,6 +17,11 @@ HoofprintError
 │   ├── SessionConflict (409)
 │   ├── TrajectoryClosed (409)       finalized
 │   ├── TrajectoryGone (410)         expired, or its attempt was closed
+│   ├── NotQuiesced (409)            generations still run: no weight update, no pause
+│   ├── VersionConflict (409)        a label with another checkpoint, or an older one
+│   ├── VersionRefused (422)         no engine can load the checkpoint
+│   ├── UnknownEngine (404)
+│   ├── LastEngine (409)             draining it would leave none
 │   └── Overloaded (429 or 503)      Retry-After
 ├── UpstreamError(retryable)
 │   ├── EngineUnavailable (503)
@@ -156,6 +161,41 @@ class TrajectoryGone(RolloutError):
 
     code = "trajectory_gone"
     http_status = 410
+
+
+class NotQuiesced(RolloutError):
+    """Generations still run after `proxy.quiesce_timeout_s`: `running` names their engine calls."""
+
+    code = "not_quiesced"
+    http_status = 409
+
+
+class VersionConflict(RolloutError):
+    """A published label came with another checkpoint, or is older than the active one."""
+
+    code = "version_conflict"
+    http_status = 409
+
+
+class VersionRefused(RolloutError):
+    """Every engine refused the checkpoint: `failed` says why. The old version goes on."""
+
+    code = "version_refused"
+    http_status = 422
+
+
+class UnknownEngine(RolloutError):
+    """No engine of `proxy.engines` has this id."""
+
+    code = "unknown_engine"
+    http_status = 404
+
+
+class LastEngine(RolloutError):
+    """No other engine could take over what the drained one runs."""
+
+    code = "last_engine"
+    http_status = 409
 
 
 class Overloaded(RolloutError):

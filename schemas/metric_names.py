@@ -48,6 +48,10 @@ ProxyMetric = Literal[
     "hoofprint_gate_waiting",
     "hoofprint_inflight",
     "hoofprint_open_sessions",
+    # per engine: 1 for the state it is in, calls in flight, failed catch-ups in a row
+    "hoofprint_engine_state",
+    "hoofprint_engine_inflight",
+    "hoofprint_engine_catch_up_failures",
     # output tokens recorded
     "hoofprint_output_tokens_total",
     # replies without any version, and per-token version lists that did not cover the output

@@ -185,6 +185,8 @@ class ProxySettings(Section):
     """abort: cut by rid and resume from the partial tokens. retract: the engine holds the requests."""
     quiesce_timeout_s: float = Field(default=10.0, gt=0)
     """How long a pause waits for running generations to end."""
+    update_timeout_s: float = Field(default=90.0, gt=0)
+    """How long an engine may take to load a version; one that takes longer leaves the rotation and the others go on."""
     engine_timeout_s: float = Field(default=300.0, gt=0)
     """One engine call."""
     max_sessions: int = Field(default=4096, ge=1)

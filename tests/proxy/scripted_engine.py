@@ -41,6 +41,11 @@ class ScriptedEngine:
     updates: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     paused: bool = False
+    hangs: set[str] = field(default_factory=set)
+    """Endpoints that take a request and never answer."""
+    model_path: str = "scripted"
+    unloadable: set[str] = field(default_factory=set)
+    """Versions whose checkpoint it refuses."""
     matched: str | None = None
     """The stop string that the script ends with; else its last token is what matched."""
     window: int = WINDOW
@@ -57,7 +62,7 @@ class ScriptedEngine:
         self._runner: web.AppRunner | None = None
 
     async def start(self, port: int = 0) -> str:
-        app = web.Application()
+        app = web.Application(middlewares=[self._hang])
         app.add_routes(
             [
                 web.post("/generate", self._generate),
@@ -81,11 +86,25 @@ class ScriptedEngine:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    @web.middleware
+    async def _hang(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.path in self.hangs:
+            await asyncio.Event().wait()
+        reply: web.StreamResponse = await handler(request)
+        return reply
+
+    async def restart(self, version: str = "default") -> None:
+        """Die, and come back at the same address with the weights of the start."""
+        await self.stop()
+        self.version, self.model_path, self.paused = version, "scripted", False
+        self.running = {}
+        await self.start(int(self.url.rpartition(":")[2]))
+
     async def _info(self, _: web.Request) -> web.Response:
         return web.json_response(
             {
                 "weight_version": self.version,
-                "model_path": "scripted",
+                "model_path": self.model_path,
                 "vocab_size": self.vocabulary,
                 "context_length": self.window,
                 "tokenizer_path": None,
@@ -101,9 +120,12 @@ class ScriptedEngine:
 
     async def _update(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if self.fails_updates:
+        if body.get("abort_all_requests"):
+            for abort in self.running.values():
+                abort.set()
+        if self.fails_updates or body["weight_version"] in self.unloadable:
             return web.json_response({"success": False, "message": "no such checkpoint"}, status=400)
-        self.version = body["weight_version"]
+        self.version, self.model_path = body["weight_version"], body["model_path"]
         self.updates.append(self.version)
         return web.json_response({"success": True, "message": "ok"})
 

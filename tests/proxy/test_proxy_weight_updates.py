@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
-from proxy_rig import Proxy, log_of, running_proxy, settings_for, until
+from proxy_rig import running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine, token_at
+from update_calls import read, update
 
 from journal.producer import AckProducer
 from schemas.events import (
@@ -19,19 +19,9 @@ from schemas.events import (
     Verdict,
     identified,
 )
-from schemas.settings import Settings
 from schemas.topics import CONTROL, SEGMENTS
 
 pytestmark = pytest.mark.broker
-
-
-async def update(proxy: Proxy, version: str, **more: Any) -> tuple[int, dict[str, Any]]:
-    body = {"version": version, "checkpoint_uri": f"/checkpoints/{version}", **more}
-    return await proxy.post("/v1/policy/versions", body)
-
-
-async def read(settings: Settings, topic: Any, kind: Any) -> list[Any]:
-    return await asyncio.to_thread(log_of, settings, topic, kind)
 
 
 async def test_a_preempted_generation_resumes_with_its_tokens_and_has_two_spans(
@@ -214,7 +204,8 @@ async def test_if_no_engine_took_the_version_the_old_one_goes_on(
         await until(lambda: engine.running, "the engine call")
         engine.held_at = None
         status, reply = await update(proxy, "v2")
-        assert (status, reply["error"]["code"]) == (503, "engine_unavailable")
+        assert (status, reply["error"]["code"]) == (422, "version_refused")
+        assert list(reply["error"]["failed"].values()) == ["no such checkpoint"]
         _, answer = await call
     assert answer["meta_info"]["weight_versions"] == [{"version": "v1", "start": 0, "end": 5}]
 
@@ -228,11 +219,16 @@ async def test_retract_lets_the_engine_hold_its_requests(
         opened = await proxy.open()
         call = asyncio.ensure_future(proxy.generate(opened, [1], 5))
         await until(lambda: engine.running, "the engine call")
-        assert (await update(proxy, "v2"))[0] == 200
+        status, outcome = await update(proxy, "v2")
+        assert (status, outcome["preempted"]) == (200, 0)  # what the engine holds was not cut
         assert (engine.paused, engine.aborted) == (False, [])
         engine.go.set()
         _, answer = await call
+        async with proxy.http.get(proxy.base + "/v1/stats") as reply:
+            assert (await reply.json())["preemptions"] == 1  # its spans tell, at the end
     assert len(engine.bodies) == 1
+    assert answer["meta_info"]["hoofprint"]["preemptions"] == 1
+    assert [a.preempted for a in await read(settings, CONTROL, PolicyActivated)] == [0]
     assert [s["version"] for s in answer["meta_info"]["weight_versions"]] == ["v1", "v2"]
 
 
