@@ -179,8 +179,7 @@ class ProxySettings(Section):
     engines: tuple[str, ...] = ()
     """Base URLs of the engines; `hoofprint up` fills in its own."""
     admin_key: str = ""
-    """Opens /v1/policy, /v1/rollout and /sessions. Without it they are open to whoever reaches the port, session tokens
-    excepted, and the proxy binds to a loopback address only."""
+    """Opens the admin's routes. Without it they are open to whoever reaches the port, which is then a loopback one only."""
     update_strategy: Literal["abort", "retract"] = "abort"
     """abort: cut by rid and resume from the partial tokens. retract: the engine holds the requests."""
     quiesce_timeout_s: float = Field(default=10.0, gt=0)
