@@ -84,7 +84,7 @@ class Batch:
         chosen = self.rows[rows]
         special = self._special > 0
         for index, generation in enumerate(chosen if special else ()):
-            if generation.sampling.penalizes or generation.sampling.min_new_tokens:
+            if generation.sampling.adjusts:
                 adjust(logits[index], generation.sampling, generation.output_ids, generation.end_ids)
         tops = max((g.top_logprobs for g in chosen), default=0) if special else 0
         greedy = self._greedy[rows]
@@ -130,6 +130,4 @@ class Batch:
 def _is_special(generation: Generation) -> bool:
     """Whether the row needs more than temperature sampling: only then are rows looked at one by one."""
     sampling = generation.sampling
-    return bool(
-        sampling.truncates or sampling.penalizes or sampling.min_new_tokens or generation.top_logprobs
-    )
+    return bool(sampling.truncates or sampling.adjusts or generation.top_logprobs)

@@ -3,7 +3,7 @@
 Three shapes of refusal, as SGLang has them: a body that does not fit gives `{"object": "error", "message": "sentence", …}`,
 an unknown sampling field `{"error": "sentence"}`, and a request that fits but cannot be served `{"error": {"message":
 "sentence"}}`. All are 400 and nothing has started then. Unknown top-level keys are ignored, unknown sampling parameters are
-refused. Known parameters that this engine does not have (grammars, several samples, logit bias, …) are
+refused. Known parameters that this engine does not have (grammars, several samples, …) are
 refused when set: silently ignoring them would change the result.
 """
 
@@ -71,7 +71,7 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
     regex: Any = None
     ebnf: Any = None
     structural_tag: Any = None
-    logit_bias: Any = None
+    logit_bias: dict[str, float] | None = None
     custom_params: Any = None
     beam_width: Any = None
     watermark: Any = None
@@ -79,7 +79,7 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _NOT_HERE = (
-    "stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "beam_width", "watermark", "choice",
+    "stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "beam_width", "watermark", "choice",
 )  # fmt: skip
 
 
@@ -176,6 +176,7 @@ def resolve_sampling(body: SamplingBody, limits: Limits) -> Sampling:
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=_bias(body.logit_bias or {}, limits),
         seed=body.sampling_seed,
         stop_token_ids=frozenset(t for t in body.stop_token_ids or () if 0 <= t < limits.vocab_size),
         stop=tuple([body.stop] if isinstance(body.stop, str) else body.stop or ()),
@@ -185,6 +186,15 @@ def resolve_sampling(body: SamplingBody, limits: Limits) -> Sampling:
     )
     _check_ranges(sampling, limits)
     return sampling
+
+
+def _bias(given: dict[str, float], limits: Limits) -> tuple[tuple[int, float], ...]:
+    for token in given:
+        if not (token.isdecimal() and token.isascii() and int(token) < limits.vocab_size):
+            raise Refused(
+                f"logit_bias must has keys in [0, {limits.vocab_size - 1}], got {token[:20]}.", field="logit_bias"
+            )  # fmt: skip
+    return tuple((int(token), value) for token, value in given.items())
 
 
 def _check_ranges(s: Sampling, limits: Limits) -> None:

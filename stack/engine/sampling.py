@@ -36,6 +36,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit), behind the penalties."""
     seed: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
@@ -50,6 +52,11 @@ class Sampling:
     @property
     def truncates(self) -> bool:
         return not self.greedy and (self.top_p < 1.0 or self.top_k < NO_TOP_K or self.min_p > 0.0)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether its logits are changed before a token is drawn."""
+        return self.penalizes or bool(self.logit_bias) or self.min_new_tokens > 0
 
     @property
     def penalizes(self) -> bool:
@@ -117,7 +124,7 @@ def truncate(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Te
 
 
 def adjust(logits_v: Tensor, sampling: Sampling, output_ids: list[int], end_ids: frozenset[int]) -> None:
-    """In place: penalties over the produced tokens, and no end token before `min_new_tokens`."""
+    """In place: penalties over the produced tokens, no end token before `min_new_tokens`, and the bias."""
     if sampling.penalizes and output_ids:
         counts = torch.bincount(torch.tensor(output_ids), minlength=len(logits_v))
         seen = counts > 0
@@ -129,3 +136,6 @@ def adjust(logits_v: Tensor, sampling: Sampling, output_ids: list[int], end_ids:
         logits_v.sub_(sampling.frequency_penalty * counts + sampling.presence_penalty * seen)
     if len(output_ids) < sampling.min_new_tokens and end_ids:
         logits_v[list(end_ids)] = -torch.inf
+    if sampling.logit_bias:
+        tokens, biases = zip(*sampling.logit_bias, strict=True)
+        logits_v[list(tokens)] += torch.tensor(biases)

@@ -218,3 +218,38 @@ async def test_information(client: Client, dial: Path) -> None:
     assert [(await client.get(path))[0] for path in ("/health", "/ready", "/server_info")] == [200, 200, 200]
     assert (await client.get("/v1/models"))[1]["data"][0]["max_model_len"] == 512
     assert (await client.get("/get_weight_version"))[0] == 404
+
+
+async def test_a_logit_bias_is_added_before_the_temperature_and_a_wrong_one_is_refused(
+    client: Client,
+) -> None:
+    body = {"input_ids": [5], "return_logprob": True, "top_logprobs_num": 32}
+
+    async def first(**sampling: Any) -> dict[int, float]:
+        asked = {"max_new_tokens": 1, "temperature": 2.0, **sampling}
+        _, answer = await client.post("/generate", body | {"sampling_params": asked})
+        return {token: lp for lp, token, _ in answer["meta_info"]["output_top_logprobs"][0]}
+
+    without, with_bias = await first(), await first(logit_bias={"7": 3.0})
+    others = [t for t in without.keys() & with_bias.keys() if t != 7][:5]
+    gained = [with_bias[7] - with_bias[t] - (without[7] - without[t]) for t in others]
+    assert gained == pytest.approx([1.5] * 5, abs=1e-3)  # 3 / temperature 2
+    for wrong in ({"99999999": 1.0}, {"-1": 1.0}):
+        status, _ = await client.post(
+            "/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1, "logit_bias": wrong}}
+        )
+        assert status == 400
+
+
+async def test_penalties_count_the_output_of_the_call_and_not_its_prompt(client: Client) -> None:
+    body = {"input_ids": [5, 7, 7, 7], "return_logprob": True, "top_logprobs_num": 32}
+
+    async def first(**sampling: Any) -> list[float]:
+        _, answer = await client.post(
+            "/generate", body | {"sampling_params": {"max_new_tokens": 1, **sampling}}
+        )
+        return sorted(lp for lp, _, _ in answer["meta_info"]["output_top_logprobs"][0])
+
+    plain = await first()
+    for penalty in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 2.0}):
+        assert await first(**penalty) == pytest.approx(plain, abs=1e-4)
