@@ -47,7 +47,7 @@ class Assembler:
         self._settings = settings
         self._process = FaustProcess("assembler")
         self._producer = AckProducer(kafka, f"{settings.run.run_id}-assembler")
-        closed = ClosedAttempts()
+        closed = ClosedAttempts(settings.run.run_id)
         self._follower = ClosedFollower(kafka, settings.proxy.session_max_age_s, closed, self._process.fail)
         self._worker = AssemblerWorker(
             AssemblyRules.of(settings), closed, PayloadStore(settings.payload_url, settings.payload.fsync),

@@ -1,14 +1,17 @@
 """Attempts that are closed: their events may be read again, and must change nothing.
 
-Attempts of a group are closed in order (the next one is admitted because the last one ended), so one number per group
-says it all. Filled from the terminal events in `control.v1` and from the verdicts; other threads may add.
+Attempts of a group are closed in order (the next one is admitted because the last one ended), so an attempt closes those
+before it. Kept as intervals of prompts, so that memory follows what is open and not the length of the run. Filled from the
+terminal events in `control.v1` and from the verdicts; other threads may add.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 from schemas import events as ev
+from streams.index_set import GroupSet
 
 
 class Attempt(NamedTuple):
@@ -19,15 +22,22 @@ class Attempt(NamedTuple):
 
 
 class ClosedAttempts:
-    """Highest closed attempt of every group."""
+    """`run_id`: of the groups that are known by pass and prompt; others are known by name."""
 
-    def __init__(self) -> None:
-        self._highest: dict[str, int] = {}
+    def __init__(self, run_id: str = "") -> None:
+        self._run_id = run_id
+        self._by_attempt: dict[int, GroupSet] = {}
+        self._adding = (
+            threading.Lock()
+        )  # who looks meanwhile sees a set as it is before or behind an addition
 
     def add(self, attempt: Attempt) -> None:
         """This attempt and those before it are closed."""
-        if attempt not in self:
-            self._highest[attempt.group_id] = attempt.attempt
+        with self._adding:
+            groups = self._by_attempt.get(attempt.attempt)
+            if groups is None:
+                groups = self._by_attempt[attempt.attempt] = GroupSet(self._run_id)
+            groups.add(attempt.group_id)
 
     def learn(self, event: ev.Event) -> None:
         """From a record of `control.v1` or of the verdicts."""
@@ -35,7 +45,5 @@ class ClosedAttempts:
             self.add(Attempt(event.group_id, event.attempt))
 
     def __contains__(self, attempt: Attempt) -> bool:
-        return self._highest.get(attempt.group_id, -1) >= attempt.attempt
-
-    def __len__(self) -> int:
-        return len(self._highest)
+        group, number = attempt
+        return any(group in groups for closed, groups in list(self._by_attempt.items()) if closed >= number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from itertools import pairwise
 
 import msgspec
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.ids import group_id
+from streams.assembly_closed import Attempt, ClosedAttempts
 from streams.index_set import GroupSet, IndexSet
 
 
@@ -58,3 +60,30 @@ def test_our_own_names_are_kept_as_numbers(epoch: int, prompt: int) -> None:
     compact.add(group_id("a.b", epoch, prompt))
     assert compact.others == {}
     assert compact.passes[epoch].bounds == [prompt, prompt + 1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=30), st.booleans())
+def test_closed_attempts_close_those_before_them(closings: list[tuple[int, int]], ours: bool) -> None:
+    def name(group: int) -> str:
+        return group_id("run", 0, group) if ours else f"somebody-{group}"
+
+    closed, highest = ClosedAttempts("run"), dict[int, int]()
+    for group, number in closings:
+        closed.add(Attempt(name(group), number))
+        highest[group] = max(number, highest.get(group, -1))
+    for group in range(8):
+        for number in range(5):
+            assert (Attempt(name(group), number) in closed) == (highest.get(group, -1) >= number)
+
+
+def test_closed_attempts_of_a_long_run_take_no_more_room_than_those_of_a_short_one() -> None:
+    def room(groups: int) -> int:
+        tracemalloc.start()
+        closed = ClosedAttempts("run")
+        for index in range(groups):
+            closed.add(Attempt(group_id("run", 0, index), 0))
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return size
+
+    assert room(20_000) <= room(200) + 4096
