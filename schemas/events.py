@@ -19,7 +19,7 @@ TrajectoryStatus = Literal["completed", "truncated", "failed"]
 Outcome = Literal["kept", "dropped", "retry"]
 
 
-class PayloadRef(msgspec.Struct, frozen=True):
+class PayloadRef(msgspec.Struct, frozen=True, gc=False):
     """Bytes in the payload store. `uri` is relative to the store's root: `<run>/<group>/<attempt>/<sha256>`."""
 
     uri: str
@@ -28,7 +28,7 @@ class PayloadRef(msgspec.Struct, frozen=True):
     codec: str
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What every event carries."""
 
     IDENTITY: ClassVar[tuple[str, ...]] = ()
@@ -97,7 +97,7 @@ class TrajectoryStarted(SessionEvent, frozen=True, kw_only=True):
     attributes: str | None = None
 
 
-class EndFacts(msgspec.Struct, frozen=True):
+class EndFacts(msgspec.Struct, frozen=True, gc=False):
     """How a trajectory ended; complete when `segment_count` segments are there and the reward is known."""
 
     segment_count: int
@@ -215,7 +215,7 @@ class DatasetEnded(Event, frozen=True, kw_only=True):
     groups: int
 
 
-class TrajectoryFacts(msgspec.Struct, frozen=True):
+class TrajectoryFacts(msgspec.Struct, frozen=True, gc=False):
     """One trajectory as the control plane sees it. `version` is that of its last trainable token ("" if none is real).
 
     `tokens_digest`: sha256 over the output ids of its live segments in `segment_index` order.
@@ -292,7 +292,7 @@ class BatchRequested(Event, frozen=True, kw_only=True):
     branch: str = ""
 
 
-class LagDrift(msgspec.Struct, frozen=True):
+class LagDrift(msgspec.Struct, frozen=True, gc=False):
     """Drift of the tokens of one lag in one step: log-prob differences trainer minus rollout, in nats."""
 
     lag: int
@@ -360,7 +360,7 @@ class Verdict(Effect, frozen=True, kw_only=True):
     gap_mean: float = 0.0
 
 
-class BatchGroup(msgspec.Struct, frozen=True):
+class BatchGroup(msgspec.Struct, frozen=True, gc=False):
     """One group in a manifest."""
 
     group_id: str

@@ -14,7 +14,7 @@ UNREAL = frozenset({"", "-1", "unknown", "none"})
 UNKNOWN = "unknown"
 
 
-class VersionSpan(msgspec.Struct, frozen=True):
+class VersionSpan(msgspec.Struct, frozen=True, gc=False):
     """Half-open run `[start, stop)` of output tokens that one version produced."""
 
     version: str

@@ -89,6 +89,7 @@ class Assembly:
     groups: dict[Attempt, OpenGroup] = field(default_factory=dict)
     unconfirmed: dict[Hashable, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    closings_seen: int = 0
 
 
 def apply(state: Assembly, offset: int, event: ev.Event) -> list[Effect]:
@@ -134,8 +135,16 @@ def tick(state: Assembly, now_us: int) -> list[Effect]:
 
 def drop_closed(state: Assembly) -> None:
     """Groups that others have closed meanwhile (a verdict, another worker's result) are open no longer."""
-    for attempt in [a for a in state.groups if a in state.closed]:
-        del state.groups[attempt]
+    state.closings_seen, news = state.closed.since(state.closings_seen)
+    if news is None:
+        gone = [a for a in state.groups if a in state.closed]
+    else:
+        highest: dict[str, int] = {}
+        for group, attempt in news:
+            highest[group] = max(attempt, highest.get(group, attempt))
+        gone = [a for a in state.groups if highest.get(a.group_id, -1) >= a.attempt]
+    for late in gone:
+        del state.groups[late]
         state.counts["closed_by_others"] += 1
 
 

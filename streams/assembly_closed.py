@@ -8,10 +8,13 @@ terminal events in `control.v1` and from the verdicts; other threads may add.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import NamedTuple
 
 from schemas import events as ev
 from streams.index_set import GroupSet
+
+_REMEMBERED = 4096
 
 
 class Attempt(NamedTuple):
@@ -27,9 +30,10 @@ class ClosedAttempts:
     def __init__(self, run_id: str = "") -> None:
         self._run_id = run_id
         self._by_attempt: dict[int, GroupSet] = {}
-        self._adding = (
-            threading.Lock()
-        )  # who looks meanwhile sees a set as it is before or behind an addition
+        self._newest: deque[Attempt] = deque(maxlen=_REMEMBERED)
+        self._added = 0
+        # who looks meanwhile needs none: an addition changes a set at one stroke
+        self._adding = threading.Lock()
 
     def add(self, attempt: Attempt) -> None:
         """This attempt and those before it are closed."""
@@ -38,6 +42,16 @@ class ClosedAttempts:
             if groups is None:
                 groups = self._by_attempt[attempt.attempt] = GroupSet(self._run_id)
             groups.add(attempt.group_id)
+            self._newest.append(attempt)
+            self._added += 1
+
+    def since(self, seen: int) -> tuple[int, list[Attempt] | None]:
+        """How many were added up to now, and those that were behind the first `seen`; None: they are too many to be told."""
+        with self._adding:
+            count = self._added - seen
+            if count > len(self._newest):
+                return self._added, None
+            return self._added, list(self._newest)[len(self._newest) - count :]
 
     def learn(self, event: ev.Event) -> None:
         """From a record of `control.v1` or of the verdicts."""

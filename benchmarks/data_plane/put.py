@@ -1,4 +1,8 @@
-"""What a durable put (acks=all) costs: 64 asyncio sessions, each awaiting its acknowledgement before its next turn."""
+"""What a durable put (acks=all) costs: 64 asyncio sessions, each awaiting its acknowledgement before its next turn.
+
+A round is over in a fraction of a second, and a broker that has just started is several times slower than a warm one. So a
+whole round warms up, and several follow in the same processes.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +28,23 @@ class PutCost(NamedTuple):
     rate: float
 
 
-def measure(stage: Stage, broker_pid: int, shape: Shape, groups: int = GROUPS) -> PutCost:
-    """One round behind a short one that warms up."""
+def measure(
+    stage: Stage, broker_pid: int, shape: Shape, groups: int = GROUPS, rounds: int = 5
+) -> list[PutCost]:
+    """So many rounds behind one that warms up."""
     sessions = trajectories(shape, group_ids(0, groups))
     producer = AckProducer(stage.settings.kafka, "bench-put")
-    uvloop.run(_put(producer, sessions[:AT_ONCE]))
+    uvloop.run(_put(producer, sessions))
+    costs = [_round(producer, broker_pid, sessions) for _ in range(rounds)]
+    producer.close()
+    return costs
+
+
+def _round(producer: AckProducer, broker_pid: int, sessions: list[list[TokenSegment]]) -> PutCost:
     broker, own, began = cpu_of(broker_pid), time.process_time(), time.perf_counter()
     uvloop.run(_put(producer, sessions))
     wall = time.perf_counter() - began
     own, broker = time.process_time() - own, cpu_of(broker_pid) - broker
-    producer.close()
     count = len(sessions)
     return PutCost(own / count * 1000, broker / count * 1000, count / wall)
 

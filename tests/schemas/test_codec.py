@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import types
 import typing
@@ -200,3 +201,13 @@ def test_the_same_fact_has_the_same_id_and_another_fact_another() -> None:
 @pytest.mark.parametrize("event_type", EVENT_TYPES)
 def test_the_identity_names_fields_of_the_event(event_type: type[Event]) -> None:
     assert set(event_type.IDENTITY) <= {field.name for field in msgspec.structs.fields(event_type)}
+
+
+@pytest.mark.parametrize("event_type", EVENT_TYPES)
+def test_the_garbage_collector_never_looks_at_events(event_type: type[Event]) -> None:
+    """Open groups hold hundreds of thousands of them; none can be part of a cycle."""
+    event = example(event_type, full=True)
+    assert not gc.is_tracked(event)
+    for value in (getattr(event, field.name) for field in msgspec.structs.fields(event_type)):
+        parts = value if isinstance(value, tuple) else (value,)
+        assert not any(gc.is_tracked(part) for part in parts if isinstance(part, msgspec.Struct))

@@ -173,6 +173,31 @@ def test_a_group_that_others_closed_is_open_no_longer_and_frees_the_mark() -> No
     assert low_water(state) == 5
 
 
+@pytest.mark.parametrize("others", [0, 3, 10_000])
+def test_however_many_others_were_closed_a_closed_group_is_found(others: int) -> None:
+    state = fresh(2)
+    drop_closed(state)
+    feed(state, flat(group(size=1)))
+    for number in range(others // 2):
+        state.closed.add(Attempt(f"before-{number}", 0))
+    state.closed.add(Attempt("g", 1))  # a later attempt closes this one as well
+    for number in range(others // 2):
+        state.closed.add(Attempt(f"behind-{number}", 0))
+    drop_closed(state)
+    assert (len(state.groups), state.counts["closed_by_others"]) == (0, 1)
+    drop_closed(state)
+    assert state.counts["closed_by_others"] == 1
+
+
+def test_an_open_group_stays_open_while_others_close() -> None:
+    state = fresh(2)
+    feed(state, flat(group(size=1, attempt=1)))
+    for attempt in (Attempt("g", 0), Attempt("another", 5)):
+        state.closed.add(attempt)
+        drop_closed(state)
+    assert list(state.groups) == [Attempt("g", 1)]
+
+
 @pytest.mark.parametrize(
     ("change", "count"),
     [
