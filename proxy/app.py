@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from fastapi import FastAPI
 from starlette.routing import Route
 
 from journal.clock import Clock
@@ -30,6 +29,7 @@ from proxy.conversation import Conversations
 from proxy.engines import Engine, engine_http
 from proxy.engines_api import EnginesApi
 from proxy.errors_http import render_error
+from proxy.front import Front
 from proxy.gate import Gate
 from proxy.generation import GenerationController
 from proxy.limits import Limits
@@ -47,6 +47,7 @@ from proxy.responses_api import ResponsesApi
 from proxy.session_access import SessionAccess
 from proxy.session_api import SessionApi
 from proxy.sessions import SessionTable
+from proxy.streaming import Pace
 from proxy.tito import Tokenizers
 from proxy.tokens_auth import TokenSigner, signing_key
 from proxy.turns import Turns
@@ -98,17 +99,16 @@ class Parts:
         )
         controller = GenerationController(
             self.registry, self.gate, settings.staleness, self.metrics,
-            record_experts=proxy.record_routed_experts == "auto",
+            record_experts=proxy.record_routed_experts == "auto", interval=proxy.engine_stream_interval,
         )  # fmt: skip
         self.turns = Turns(
             controller, self.registry, self.access, self.recorder, self.limits, proxy, clock, self.metrics
         )
         tokenizers = Tokenizers(self.registry, self.control, settings.engine.model)
-        self.native = NativeApi(
-            self.access, self.turns, self.limits, self.metrics, tokenizers, proxy.keepalive_s
-        )
+        pace = Pace(proxy.stream_frame_s, proxy.keepalive_s)
+        self.native = NativeApi(self.access, self.turns, self.limits, self.metrics, tokenizers, pace)
         self.conversations = Conversations(
-            self.access, self.turns, self.limits, self.metrics, tokenizers, proxy.keepalive_s
+            self.access, self.turns, self.limits, self.metrics, tokenizers, pace
         )
         self.chat = ChatApi(self.conversations)
         self.completions = CompletionsApi(self.conversations)
@@ -174,11 +174,11 @@ class Parts:
         await asyncio.to_thread(self.producer.close)
 
 
-def build_app(settings: Settings, clock: Clock, on_failure: Callable[[HoofprintError], None]) -> FastAPI:
+def build_app(settings: Settings, clock: Clock, on_failure: Callable[[HoofprintError], None]) -> Front:
     """The application; its parts come to life with its lifespan and stand in `app.state.parts`."""
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Front) -> AsyncIterator[None]:
         parts = Parts(settings, clock, on_failure)
         app.state.parts = parts
         starting = asyncio.ensure_future(parts.start())
@@ -190,9 +190,7 @@ def build_app(settings: Settings, clock: Clock, on_failure: Callable[[HoofprintE
         finally:
             await parts.stop()
 
-    return FastAPI(
-        title="Hoofprint proxy", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
-    )
+    return Front(title="Hoofprint proxy", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
 
 def _report(task: asyncio.Task[Any], on_failure: Callable[[HoofprintError], None]) -> None:
@@ -201,7 +199,7 @@ def _report(task: asyncio.Task[Any], on_failure: Callable[[HoofprintError], None
     on_failure(failure if isinstance(failure, HoofprintError) else ConfigError(f"start failed: {failure!r}"))
 
 
-def _add_routes(app: FastAPI, parts: Parts) -> None:
+def _add_routes(app: Front, parts: Parts) -> None:
     native, chat, sessions, policy, engines, ops = (
         parts.native,
         parts.chat,
@@ -248,6 +246,10 @@ def _add_routes(app: FastAPI, parts: Parts) -> None:
         for method, path, handler, api in table
     ]
     app.router.routes[:0] = routes
+    app.direct |= {
+        (method, api): Endpoint(handler, _refusal(parts.metrics, api), _counter(parts.metrics, api), bounds)
+        for method, api, handler in inside
+    }
     missing = Endpoint(_not_found, render_error, _counter(parts.metrics, "unknown"), bounds)
     app.router.routes.append(
         Route("/{path:path}", missing, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])

@@ -118,6 +118,8 @@ def _message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise BadRequest(f"{where} must be an object with a known role", field=f"{where}.role")
     content = message.get("content")
+    if type(content) is str and len(message) == 2 and message["role"] != "developer":
+        return message  # as most are
     if isinstance(content, list):
         content = "\n".join(_text_part(part, where) for part in content)
     if content is not None and not isinstance(content, str):

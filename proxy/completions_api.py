@@ -64,7 +64,7 @@ class CompletionsApi:
         session, one_call = await conversations.enter(call, body, request.ignored)
         place, context = _place(session, prompt, tokenizer)
         turn = conversations.turn(session, place, context, request, tokenizer, "completions", received_at)
-        turn.digest = hashlib.sha256(pack_ids(turn.generation.prompt)).hexdigest()
+        turn.digest = hashlib.sha256(turn.generation.prompt.tobytes()).hexdigest()
         conversations.identify(call, body, turn, one_call=one_call)
         return Talk(request, tokenizer, turn, received_at // 1_000_000)
 

@@ -15,8 +15,10 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import orjson
 import structlog
+from numpy.typing import NDArray
 
 from proxy.asgi import Call
 from proxy.chat_reply import assistant_message, final_text
@@ -29,7 +31,7 @@ from proxy.reply_sections import THINK, SectionStream
 from proxy.routing import Place, chain_of, next_link, place_messages, place_tokens, request_digest
 from proxy.session_access import SessionAccess
 from proxy.sessions import Session
-from proxy.streaming import watch_generation
+from proxy.streaming import Pace, watch_generation
 from proxy.tito import ChatTokenizer, TemplateCannot, Tokenizers
 from proxy.tool_calls import OPEN
 from proxy.turn import Turn
@@ -100,12 +102,12 @@ class Conversations:
 
     def __init__(
         self, access: SessionAccess, turns: Turns, limits: Limits, metrics: Metrics, tokenizers: Tokenizers,
-        keepalive_s: float,
+        pace: Pace,
     ) -> None:  # fmt: skip
         self._access = access
         self._turns = turns
         self._metrics = metrics
-        self._keepalive_s = keepalive_s
+        self._pace = pace
         self.limits = limits
         self.tokenizers = tokenizers
         self.temperature = turns.temperature
@@ -119,7 +121,7 @@ class Conversations:
         """The turn of a request in its session."""
         tokenizer = await self.tokenizers.get()
         session, one_call = await self.enter(call, body, request.ignored)
-        chain = chain_of(request.tools, request.messages)
+        chain = chain_of(request.tools, request.messages, session.links)
         place = place_messages(session.by_chain, chain, session.known_tools)
         session.known_tools.add(chain[0])
         place, context, mismatch = _encode(session, place, request, tokenizer)
@@ -166,20 +168,22 @@ class Conversations:
         api: str, received_at: int,
     ) -> Turn:  # fmt: skip
         """A turn at a place. BadRequest, ContextOverflow."""
-        prompt = [*ids_of(session.tokens_of(place)).tolist(), *context]
-        self._turns.check_ids(prompt)
+        if context or not place.prefix:
+            self._turns.check_ids(context)  # what the lineage has was checked when it came
+        added = pack_ids(context)
+        prompt = ids_of(session.tokens_of(place) + added)
         budget = self._turns.budget(session, len(prompt), request.max_tokens)
         sampling = dict(request.sampling)
         if tokenizer.eos_token_id is not None and not sampling.get("ignore_eos"):
             sampling["stop_token_ids"] = sorted({*sampling.get("stop_token_ids", ()), tokenizer.eos_token_id})
         generation = Generation(
-            session, prompt, sampling, budget, eager=request.stream, tops=request.top_logprobs
+            session, prompt, sampling, budget, streams=request.stream, tops=request.top_logprobs
         )
         return Turn(
             api=api,
             generation=generation,
             place=place,
-            context_ids=pack_ids(context),
+            context_ids=added,
             digest="",
             sampling=orjson.dumps({**sampling, "max_new_tokens": budget}).decode(),
             received_at=received_at,
@@ -208,7 +212,7 @@ class Conversations:
         work = asyncio.ensure_future(self._turns.generate(talk.turn))
         begun, told = False, 0
         with naming_engine_fields():
-            async with aclosing(watch_generation(generation, work, self._keepalive_s)) as arrivals:
+            async with aclosing(watch_generation(generation, work, self._pace)) as arrivals:
                 async for news in arrivals:
                     if not begun:
                         begun = True
@@ -235,7 +239,7 @@ class Conversations:
     async def _recorded(self, talk: Talk) -> AsyncGenerator[Piece | Ending, None]:
         recording = asyncio.ensure_future(self._turns.record(talk.turn))
         try:
-            while not (await asyncio.wait((recording,), timeout=self._keepalive_s))[0]:
+            while not (await asyncio.wait((recording,), timeout=self._pace.keepalive_s))[0]:
                 yield Piece("idle")
             yield Ending(recording.result())
         finally:
@@ -267,9 +271,8 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def _opened(prompt: list[int], tokenizer: ChatTokenizer) -> bool:
-    end = "".join(map(tokenizer.token_text, prompt[-_PROMPT_END:]))
-    return end.rstrip().endswith(THINK)
+def _opened(prompt: NDArray[np.int32], tokenizer: ChatTokenizer) -> bool:
+    return tokenizer.text(prompt[-_PROMPT_END:].tolist()).rstrip().endswith(THINK)
 
 
 def _encode(
@@ -278,11 +281,10 @@ def _encode(
     """Where the turn really goes, the ids it adds, and the tokens that encoding its parent's answer anew would change."""
     messages, tools, options = request.messages, request.tools, request.template
     if place.parent is not None:
-        kept = ids_of(session.tokens_of(place)).tolist()
+        answered = place.parent.output
+        end = ids_of(session.tokens_of(place))[-max(answered, 1) :].tolist()
         try:
-            added = tokenizer.append(
-                kept, place.parent.output, place.parent.messages, messages, tools, options
-            )
+            added = tokenizer.append(end, answered, place.parent.messages, messages, tools, options)
         except TemplateCannot as cannot:
             place = Place(None, 0, cannot.reason)
         else:

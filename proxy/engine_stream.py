@@ -2,8 +2,9 @@
 
 Two modes exist and are told apart by `completion_tokens`: cumulative (every event has all output so far, the latest wins)
 and incremental (every event has what is new). In cumulative mode an event is parsed only when somebody looks, so a
-reply nobody streams costs one parse. Invariant: a token is taken once. An abort in the waiting queue re-sends the last
-token in incremental mode, so what goes beyond `completion_tokens` is cut.
+reply nobody streams costs one parse. Invariants: a token is taken once (an abort in the waiting queue re-sends the last
+token in incremental mode, so what goes beyond `completion_tokens` is cut); a token has the label of its weights or
+`unknown`, never a guess.
 """
 
 from __future__ import annotations
@@ -13,31 +14,35 @@ from typing import Any, Literal
 
 import orjson
 
+from proxy.output import Output
 from schemas.errors import EngineRejected, EngineUnavailable, UpstreamError
-from schemas.versions import UNKNOWN, VersionSpan, append_spans, real_version, spans_of_reply
+from schemas.versions import UNKNOWN, real_version, spans_of_reply
 
 Mode = Literal["cumulative", "incremental"]
-_LISTS = ("output_token_logprobs", "output_top_logprobs")
 
 
 class ChunkReader:
-    """One engine call. `mode`: what is known of the engine; `eager`: parse every event (somebody streams)."""
+    """One engine call, appending to `output`. `mode`: what is known of the engine; `label`: of its weights at dispatch."""
 
-    def __init__(self, mode: Mode | None, *, eager: bool) -> None:
+    def __init__(self, mode: Mode | None, output: Output | None = None, label: str = "") -> None:
         self.mode = mode
-        self.eager = eager
-        self.output_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.top_logprobs: list[Any] = []
+        self.output = Output() if output is None else output
         self.meta: Mapping[str, Any] = {}
-        self.text = ""
         self.finish: Mapping[str, Any] | None = None
-        self.spans: list[VersionSpan] = []
         self.span_mismatch = False
+        self.changes = 0
+        """How often the weights changed under this call, as its end tells."""
         self.done = False
-        self._seen: list[VersionSpan] = []
+        self._label = label
+        self._first = len(self.output.ids)
+        self._text = self.output.text
         self._buffer = b""
         self._pending: bytes | None = None
+
+    @property
+    def count(self) -> int:
+        """Tokens of this call that were taken."""
+        return len(self.output.ids) - self._first
 
     def feed(self, data: bytes) -> bool:
         """Bytes from the engine; whether there is something new. UpstreamError: the engine says so itself."""
@@ -48,7 +53,7 @@ class ChunkReader:
                 self.done = True
             elif raw.startswith(b"data:"):
                 self._take(payload)
-        if self.eager or self.done:
+        if self.done:
             self.settle()
         return bool(events)
 
@@ -69,7 +74,7 @@ class ChunkReader:
         if "error" in event:
             raise refusal(event, 500)
         meta = event["meta_info"]
-        known, total = len(self.output_ids), int(meta.get("completion_tokens", 0))
+        known, total = self.count, int(meta.get("completion_tokens", 0))
         ids: Sequence[int] = event.get("output_ids") or ()
         if self.mode is None and known and total > known:
             self.mode = "cumulative" if len(ids) == total else "incremental"
@@ -79,29 +84,32 @@ class ChunkReader:
         if known + len(ids) - first < total:
             self.mode = None
             raise EngineUnavailable("the engine left out tokens of its stream", known=known, total=total)
-        self._append(event, meta, ids, first)
+        self._append(ids, meta, first)
         self.meta = meta
-        self.text = event.get("text", "") if len(ids) >= total else self.text + event.get("text", "")
+        text = event.get("text", "")
+        self.output.text = self._text + text if len(ids) >= total else self.output.text + text
         self.finish = meta.get("finish_reason")
         if self.finish is not None:
-            self.spans, self.span_mismatch = spans_of_reply(meta, len(self.output_ids))
+            self._close(meta)
 
-    def _append(self, event: Any, meta: Mapping[str, Any], ids: Sequence[int], first: int) -> None:
-        known = len(self.output_ids)
-        self.output_ids.extend(ids[first:])
-        triples, tops = (meta.get(name) or () for name in _LISTS)
-        offset = len(triples) - len(ids)
-        self.logprobs.extend(t[0] for t in triples[first + offset :])
+    def _append(self, ids: Sequence[int], meta: Mapping[str, Any], first: int) -> None:
+        output, new = self.output, len(ids) - first
+        if new <= 0:
+            return
+        triples, tops = meta.get("output_token_logprobs") or (), meta.get("output_top_logprobs") or ()
+        logprobs = [triple[0] for triple in triples[first + len(triples) - len(ids) :]]
         if tops:
-            self.top_logprobs.extend(tops[first + len(tops) - len(ids) :])
-        new = len(self.output_ids) - known
-        if new:
-            label = real_version(meta.get("weight_version")) or UNKNOWN
-            self._seen = append_spans(self._seen, [VersionSpan(label, 0, new)], known)
+            output.tops.extend(tops[first + len(tops) - len(ids) :])
+        label = real_version(meta.get("weight_version")) or UNKNOWN
+        # several tokens in one event, and other weights than before it: nobody knows where they changed
+        output.extend(ids[first:], logprobs, label if new == 1 or self._label in ("", label) else UNKNOWN)
+        self._label = label
 
-    def spans_so_far(self) -> list[VersionSpan]:
-        """The engine's own spans, or, for a call that broke off, what its events said on the way."""
-        return self.spans if self.finish is not None else self._seen
+    def _close(self, meta: Mapping[str, Any]) -> None:
+        """The engine's own spans replace what its events said on the way."""
+        spans, self.span_mismatch = spans_of_reply(meta, self.count)
+        self.output.label_from(self._first, spans)
+        self.changes = max(0, len(spans) - 1)
 
 
 def refusal(body: object, status: int) -> UpstreamError:

@@ -17,6 +17,7 @@ import aiohttp
 import orjson
 
 from proxy.engine_stream import ChunkReader, Mode, refusal
+from proxy.output import Output
 from schemas.errors import EngineRejected, EngineTimeout, EngineUnavailable
 
 _CONNECT_S = 3.0
@@ -111,6 +112,7 @@ class Engine:
             ) from broken
         finally:
             self._calls.discard(leash)
+            self._mode = reader.mode  # forgotten where wrong: another engine stands at the same address
             self.inflight -= 1
 
     def cut(self) -> None:
@@ -124,7 +126,7 @@ class Engine:
     ) -> None:
         async with self._http.post(
             f"{self.base_url}/generate",
-            data=orjson.dumps(body),
+            data=orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY),
             headers={"X-SMG-Routing-Key": session_id},
             timeout=self._timeout,
         ) as reply:
@@ -137,14 +139,13 @@ class Engine:
                 if reader.feed(data):
                     news()
         reader.settle()
-        self._mode = reader.mode
         if reader.finish is None:
             self.up = False
             raise EngineUnavailable("the engine's stream ended before its time", engine=self.engine_id)
 
-    def new_reader(self, *, eager: bool) -> ChunkReader:
+    def new_reader(self, output: Output) -> ChunkReader:
         """A reader that knows the engine's streaming mode if the engine has shown it."""
-        return ChunkReader(self._mode, eager=eager)
+        return ChunkReader(self._mode, output, self.version)
 
     async def abort(self, rid: str) -> None:
         """Fire and forget: an engine that is away has nothing to abort."""

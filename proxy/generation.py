@@ -9,24 +9,29 @@ any number of preemptions; a cancelled generation leaves nothing at an engine or
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from proxy.engine_stream import ChunkReader, refusal
 from proxy.engines import Engine
 from proxy.experts import ExpertCall, first_row
 from proxy.gate import Gate
 from proxy.metrics import Metrics
+from proxy.output import Output
 from proxy.registry import EngineRegistry
 from proxy.sessions import Session
-from schemas.errors import EngineTimeout, EngineUnavailable, HoofprintError
+from schemas.errors import EngineTimeout, EngineUnavailable, HoofprintError, UpstreamError
 from schemas.finish import decide
 from schemas.settings import StalenessSettings
 from schemas.span import check_span, check_unchanged
-from schemas.versions import VersionSpan, append_spans
+from schemas.tokens import ID_TYPE
+from schemas.versions import VersionSpan
 
 log = structlog.get_logger(__name__)
 
@@ -39,24 +44,25 @@ def _nobody() -> None:
 
 
 class Generation:
-    """The request (`prompt`, `sampling`, `budget`) and its growing result."""
+    """The request (`prompt`, `sampling`, `budget`) and its growing result. `streams`: its client sees it grow."""
 
     def __init__(
         self,
         session: Session,
-        prompt: list[int],
+        prompt: NDArray[np.int32],
         sampling: Mapping[str, Any],
         budget: int,
         *,
-        eager: bool,
+        streams: bool,
         tops: int = 0,
     ) -> None:
         self.session = session
         self.prompt = prompt
         self.sampling = sampling
         self.budget = budget
-        self.eager = eager
+        self.streams = streams
         self.tops = tops
+        self.output = Output()
         self.first_token: Callable[[], None] = _nobody
         self.wake: Callable[[], None] = _nobody
         """Called when there is something new, for a client that streams."""
@@ -74,93 +80,88 @@ class Generation:
         self.resumes = 0
         self.span_mismatches = 0
         self.finish: dict[str, Any] = {}
-        self.text = ""
-        """The engines' own, of all calls: right only if one call wrote it all (`pieces`)."""
-        self.pieces = 0
-        self._ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._tops: list[Any] = []
-        self._spans: list[VersionSpan] = []
         self._call: ChunkReader | None = None
         self._experts_from: int | None = None
 
     @property
     def output_ids(self) -> list[int]:
-        """All output so far, over all calls."""
-        return self._ids + self._call.output_ids if self._call is not None else self._ids
+        """All output so far, over all calls; not to be changed."""
+        return self.output.ids
 
     @property
     def logprobs(self) -> list[float]:
         """Log-probs of `output_ids`."""
-        return self._logprobs + self._call.logprobs if self._call is not None else self._logprobs
+        return self.output.logprobs
 
     @property
     def top_logprobs(self) -> list[Any]:
         """Alternatives per output token, as the engine gives them."""
-        return self._tops + self._call.top_logprobs if self._call is not None else self._tops
+        return self.output.tops
 
     @property
     def spans(self) -> list[VersionSpan]:
         """Versions of `output_ids`."""
-        if self._call is None:
-            return self._spans
-        return append_spans(self._spans, self._call.spans_so_far(), len(self._ids))
+        return self.output.spans
 
     @property
     def versions(self) -> list[str]:
         """Labels in time order."""
-        return [span.version for span in self.spans]
+        return [span.version for span in self.output.spans]
 
     @property
     def left(self) -> int:
         """What remains of the budget."""
-        return self.budget - len(self._ids) - (len(self._call.output_ids) if self._call is not None else 0)
+        return self.budget - len(self.output.ids)
 
     def news(self) -> None:
         """Something came from the engine."""
         self.first_token()
         self.wake()
 
+    def look(self) -> None:
+        """Bring the output up to what has come."""
+        if self._call is not None:
+            with contextlib.suppress(UpstreamError):  # the call itself finds it, and tries again
+                self._call.settle()
+
     def begin_call(self, engine: Engine, *, experts: bool = False) -> ChunkReader:
         """A new engine call, with an id of its own. `experts`: it shall say where tokens were routed."""
-        first = self.kept if not self._ids else len(self.prompt) + len(self._ids)
+        first = len(self.prompt) + len(self.output.ids) if self.output.ids else self.kept
         self._experts_from = first_row(first) if experts else None
         self.rid = uuid.uuid4().hex
         self.engine = engine
         self.version_at_dispatch = self.version_at_dispatch or engine.version
-        self._call = engine.new_reader(eager=self.eager)
+        self._call = engine.new_reader(self.output)
         return self._call
 
     def end_call(self) -> Mapping[str, Any] | None:
-        """Take over what the call brought; its finish reason, or None if it broke off."""
+        """Close the call; its finish reason, or None if it broke off."""
         call, self._call = self._call, None
         assert call is not None
-        self._spans = append_spans(self._spans, call.spans_so_far(), len(self._ids))
-        # an engine that held it over updates, as its last call tells
-        self.held = max(0, len(call.spans_so_far()) - 1)
+        self.held = call.changes  # an engine that held it over updates, as its last call tells
         self.preemptions += self.held
-        first = not self._ids
-        prefix = len(self.prompt) + len(self._ids)
+        before = len(self.output.ids) - call.count
         rows = call.meta.get("routed_experts") if self._experts_from is not None else None
-        self.expert_calls.append(ExpertCall(prefix, len(call.output_ids), self._experts_from or 0, rows))
-        self._ids += call.output_ids
-        self._logprobs += call.logprobs
-        self._tops += call.top_logprobs
-        self.text += call.text
-        self.pieces += bool(call.output_ids)
+        self.expert_calls.append(
+            ExpertCall(len(self.prompt) + before, call.count, self._experts_from or 0, rows)
+        )
+        self.output.pieces += bool(call.count)
         self.span_mismatches += call.span_mismatch
-        if first:
+        if before == 0:
             self.cached_tokens = int(call.meta.get("cached_tokens") or 0)
         return call.finish
 
-    def request_body(self) -> dict[str, Any]:
-        """What the engine gets: prompt plus partial output, and the rest of the budget."""
+    def request_body(self, interval: int) -> dict[str, Any]:
+        """What the engine gets: prompt plus partial output, and the rest of the budget. `interval`: tokens per event."""
+        ids = self.output.ids
         sampling = {**self.sampling, "max_new_tokens": self.left}
         if sampling.get("min_new_tokens"):
-            sampling["min_new_tokens"] = max(0, sampling["min_new_tokens"] - len(self._ids))
+            sampling["min_new_tokens"] = max(0, sampling["min_new_tokens"] - len(ids))
+        if interval > 1 and not self.streams:
+            sampling["stream_interval"] = interval
         body = {
             "rid": self.rid,
-            "input_ids": self.prompt + self._ids,
+            "input_ids": np.concatenate((self.prompt, np.array(ids, ID_TYPE))) if ids else self.prompt,
             "sampling_params": sampling,
             "return_logprob": True,
             "stream": True,
@@ -183,6 +184,7 @@ class GenerationController:
         metrics: Metrics,
         *,
         record_experts: bool = True,
+        interval: int = 1,
     ) -> None:
         self.running: dict[str, Generation] = {}
         self._registry = registry
@@ -190,6 +192,7 @@ class GenerationController:
         self._staleness = staleness
         self._metrics = metrics
         self._record_experts = record_experts
+        self._interval = interval
         self._quiet = asyncio.Event()
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -237,9 +240,8 @@ class GenerationController:
             case "complete":
                 generation.finish = {k: v for k, v in finish.items() if v is not None}
                 if finish.get("type") == "length":
-                    generation.finish["length"] = len(
-                        generation.output_ids
-                    )  # the engine counts its last call only
+                    # the engine counts its last call only
+                    generation.finish["length"] = len(generation.output_ids)
             case "length":
                 generation.finish = {"type": "length", "length": len(generation.output_ids)}
             case "resume":
@@ -258,7 +260,10 @@ class GenerationController:
         self.running[rid] = generation
         try:
             await engine.generate(
-                generation.request_body(), session.identity.session_id, reader, generation.news
+                generation.request_body(self._interval),
+                session.identity.session_id,
+                reader,
+                generation.news,
             )
         except (asyncio.CancelledError, EngineTimeout):
             # the closed connection aborts it as well, but some engines notice that seconds later

@@ -34,6 +34,7 @@ class Markup:
     def __init__(self, added: Mapping[str, bool]) -> None:
         breakable = sorted(text for text in added if len(text) > 1)
         self._texts = breakable
+        self._first = {text[0] for text in breakable}
         self._all = _anywhere(breakable)
         self._control = _anywhere([text for text in breakable if added[text]])
 
@@ -41,7 +42,7 @@ class Markup:
         """The same where no text looks like an added token."""
         given = list(messages), list(tools) if tools else None
         raw = orjson.dumps(given, default=str).decode()
-        if not any(text in raw for text in self._texts):
+        if not any(letter in raw for letter in self._first) or not any(text in raw for text in self._texts):
             return Shielded(*given, "")
         mark = next(m for m in _MARKS if m not in raw)
         shielded = [self._message(message, mark) for message in given[0]]

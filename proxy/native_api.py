@@ -19,7 +19,7 @@ from proxy.limits import Limits
 from proxy.metrics import Metrics
 from proxy.routing import place_tokens
 from proxy.session_access import SessionAccess
-from proxy.streaming import watch_generation
+from proxy.streaming import Pace, watch_generation
 from proxy.tito import Tokenizers
 from proxy.turn import Turn
 from proxy.turns import Turns, end_of, place_facts, text_field
@@ -42,14 +42,14 @@ class NativeApi:
 
     def __init__(
         self, access: SessionAccess, turns: Turns, limits: Limits, metrics: Metrics, tokenizers: Tokenizers,
-        keepalive_s: float,
+        pace: Pace,
     ) -> None:  # fmt: skip
         self._access = access
         self._turns = turns
         self._limits = limits
         self._metrics = metrics
         self._tokenizers = tokenizers
-        self._keepalive_s = keepalive_s
+        self._pace = pace
 
     async def generate(self, call: Call) -> None:
         """One turn."""
@@ -70,7 +70,7 @@ class NativeApi:
         for field in body.keys() - _KNOWN:
             self._metrics.ignored(field)
         stream = bool(body.get("stream"))
-        generation = Generation(session, body["input_ids"], sampling, budget, eager=stream, tops=_tops(body))
+        generation = Generation(session, prompt, sampling, budget, streams=stream, tops=_tops(body))
         turn = self._turn(call, body, generation, prompt.tobytes(), received_at, end)
         if stream:
             await self._stream(call, body, turn)
@@ -106,7 +106,7 @@ class NativeApi:
 
     async def _stream(self, call: Call, body: dict[str, Any], turn: Turn) -> None:
         work = asyncio.ensure_future(self._turns.generate(turn))
-        async with aclosing(watch_generation(turn.generation, work, self._keepalive_s)) as arrivals:
+        async with aclosing(watch_generation(turn.generation, work, self._pace)) as arrivals:
             async for news in arrivals:
                 if not call.started:
                     await call.start_events()
@@ -119,7 +119,7 @@ class NativeApi:
 
     async def _mend_text(self, generation: Generation) -> None:
         """Texts of several calls do not make one: a character may have been cut, and some tokenizers drop a leading space."""
-        if generation.pieces < 2 or not generation.text:
+        if generation.output.pieces < 2 or not generation.output.text:
             return
         sampling, ids, matched = generation.sampling, generation.output_ids, generation.finish.get("matched")
         trims = not sampling.get("no_stop_trim")
@@ -128,7 +128,7 @@ class NativeApi:
         skip = sampling.get("skip_special_tokens") is not False
         text = await self._tokenizers.decode(ids, skip_special=skip)
         if text is not None:
-            generation.text = text.split(matched, 1)[0] if trims and isinstance(matched, str) else text
+            generation.output.text = text.split(matched, 1)[0] if trims and isinstance(matched, str) else text
 
 
 def _tops(body: dict[str, Any]) -> int:
@@ -185,5 +185,5 @@ def _answer(turn: Turn, body: dict[str, Any], segment: TokenSegment | None) -> d
         meta["weight_versions"] = [{"version": s.version, "start": s.start, "end": s.stop} for s in spans]
         meta["e2e_latency"] = (turn.done_at - turn.received_at) / 1e6
         meta["hoofprint"] = place_facts(segment)
-        reply["text"] = generation.text
+        reply["text"] = generation.output.text
     return reply

@@ -16,6 +16,8 @@ import msgspec
 import orjson
 
 Reason = Literal["first", "branch", "history_rewrite", "tools_changed", "incremental_tokenization_failed"]
+Links = dict[bytes, bytes]
+"""Digest of a link and a message as it was sent: the next link."""
 ID_BYTES = 4
 
 
@@ -83,11 +85,17 @@ def place_messages(steps: dict[bytes, Step], chain: Sequence[bytes], known_tools
     return Place(None, 0, "history_rewrite" if chain[0] in known_tools else "tools_changed")
 
 
-def chain_of(tools: object, messages: Iterable[dict[str, Any]]) -> list[bytes]:
-    """`[digest of the tools, … of the first message too, …]`: len(messages) + 1 entries."""
+def chain_of(tools: object, messages: Iterable[dict[str, Any]], known: Links | None = None) -> list[bytes]:
+    """`[digest of the tools, … of the first message too, …]`: len(messages) + 1 entries. `known` spares the messages that an
+    earlier request has brought letter for letter: agents send their whole history with every turn."""
+    known = {} if known is None else known
     chain = [hashlib.sha256(_canonical(tools or [])).digest()[:16]]
     for message in messages:
-        chain.append(next_link(chain[-1], message))
+        letters = hashlib.sha256(chain[-1] + orjson.dumps(message)).digest()[:16]
+        link = known.get(letters)
+        if link is None:
+            link = known[letters] = next_link(chain[-1], message)
+        chain.append(link)
     return chain
 
 

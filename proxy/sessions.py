@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from proxy.ownership import Holding
-from proxy.routing import Lineage, Place, Step
+from proxy.routing import Lineage, Links, Place, Step
 from schemas.errors import (
     HoofprintError,
     StalenessExceeded,
@@ -64,6 +64,7 @@ class Session:
         self.started = False
         self.lineages: list[Lineage] = []
         self.by_chain: dict[bytes, Step] = {}
+        self.links: Links = {}
         self.known_tools: set[bytes] = set()
         self.named_fields: set[str] = set()
         self.versions: list[str] = []

@@ -10,6 +10,7 @@ the model would read is not what the lineage has. Tokens that encoding the last 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,10 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        if self._fast is not None:  # without the bookkeeping that transformers does at every call
+            self._fast.no_truncation()
+            self._fast.no_padding()
         added = {token.content: bool(token.special) for token in tokenizer.added_tokens_decoder.values()}
         self._added = frozenset(tokenizer.added_tokens_decoder)
         self._markup = Markup(added)
@@ -80,23 +85,28 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text."""
+        if self._fast is not None:
+            return list(self._fast.encode(text, add_special_tokens=False).ids)
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of output tokens, special tokens left out."""
-        return str(
-            self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        return self._text(ids, skip=True)
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of tokens, as it is."""
-        return str(
-            self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        return self._text(ids, skip=False)
 
     def token_text(self, token: int) -> str:
         """Text of one token, as it is."""
-        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+        return self._text([token], skip=False)
+
+    def _text(self, ids: Sequence[int], *, skip: bool) -> str:
+        if self._fast is not None:
+            return str(self._fast.decode(list(ids), skip_special_tokens=skip))
+        return str(
+            self._tokenizer.decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        )
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, options: Mapping[str, Any]
@@ -110,8 +120,15 @@ class ChatTokenizer:
         options: Mapping[str, Any],
     ) -> Appended:  # fmt: skip
         """What `messages[known:]` add behind `kept`, which ends with `answered` tokens of the engine. TemplateCannot."""
-        shielded = self._markup.shield(messages, tools)
-        view = _View(self, shielded.messages, shielded.tools, options, known)
+        small = sum(len(str(message.get("content"))) for message in messages) <= _VERIFY_CHARACTERS
+        system = next((i for i, m in enumerate(messages) if m["role"] != "system"), 0)
+        # a long history is not rendered, so nobody has to look through it
+        needed = messages if small else [*messages[:system], *messages[known - 1 :]]
+        shielded = self._markup.shield(needed, tools)
+        view = _View(
+            self, shielded.messages, shielded.tools, options, system, len(needed) - len(messages) + known,
+            thinking=_last_thinking(messages[:known]), whole=small,
+        )  # fmt: skip
         tail = view.tail()
         view.check(tail)
         ids = self._ids(tail, shielded.mark)
@@ -133,16 +150,16 @@ class _View:
 
     def __init__(
         self, tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[Any] | None,
-        options: Mapping[str, Any], known: int,
+        options: Mapping[str, Any], system: int, known: int, *, thinking: Message | None, whole: bool,
     ) -> None:  # fmt: skip
         self._tokenizer = tokenizer
         self._messages = messages
         self._tools = tools
         self._options = options
-        self._known = known
+        self._thinking = thinking
+        self._whole = whole
         self._answer = messages[known - 1]
         self._appended = messages[known:]
-        system = next((i for i, m in enumerate(messages) if m["role"] != "system"), 0)
         self._head = [*messages[:system], _ASKED]
 
     def tail(self) -> str:
@@ -173,16 +190,11 @@ class _View:
 
     def check(self, tail: str) -> None:
         """TemplateCannot: the full rendering ends in another way, or lacks reasoning that the lineage has."""
-        for message in reversed(self._messages[: self._known]):
-            if message["role"] == "user":
-                break
-            thinking = _thinking(message)
-            if thinking is not None:
-                if _THOUGHT not in self._render([*self._head, thinking, *self._appended], self._tools):
-                    raise TemplateCannot("the template takes reasoning out of history", "history_rewrite")
-                break
-        size = sum(len(str(message.get("content"))) for message in self._messages)
-        if size <= _VERIFY_CHARACTERS and not self._render(self._messages, self._tools).endswith(tail):
+        if self._thinking is not None and _THOUGHT not in self._render(
+            [*self._head, self._thinking, *self._appended], self._tools
+        ):
+            raise TemplateCannot("the template takes reasoning out of history", "history_rewrite")
+        if self._whole and not self._render(self._messages, self._tools).endswith(tail):
             raise TemplateCannot("the full rendering ends in another way")
 
     def window(self, tail: str) -> tuple[str, str]:
@@ -197,6 +209,17 @@ class _View:
             return self._tokenizer.render(messages, tools, self._options, prompt=prompt)
         except BadRequest as refused:
             raise TemplateCannot(refused.message) from refused
+
+
+def _last_thinking(messages: Sequence[Message]) -> Message | None:
+    """A stand-in for the last answer with reasoning since the user spoke."""
+    for message in reversed(messages):
+        if message["role"] == "user":
+            return None
+        thinking = _thinking(message)
+        if thinking is not None:
+            return thinking
+    return None
 
 
 def _thinking(message: Message) -> Message | None:
@@ -267,6 +290,7 @@ class Tokenizers:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         if not tokenizer.chat_template:
             raise BadRequest("the served checkpoint's tokenizer has no chat template", field="messages")
+        gc.freeze()  # transformers brings more objects than all sessions have
         log.info("tokenizer_loaded", directory=str(directory), size=len(tokenizer))
         return ChatTokenizer(tokenizer)
 

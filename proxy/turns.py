@@ -11,6 +11,8 @@ from array import array
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from journal.clock import Clock
 from proxy.asgi import Call
@@ -34,6 +36,7 @@ from schemas.errors import (
 )
 from schemas.events import EndFacts, TokenSegment
 from schemas.settings import ProxySettings
+from schemas.tokens import ID_TYPE
 
 
 class Turns:
@@ -53,19 +56,19 @@ class Turns:
         self.clock = clock
         self._metrics = metrics
 
-    def check_ids(self, ids: object) -> array[int]:
+    def check_ids(self, ids: object) -> NDArray[np.int32]:
         """Token ids of a request. BadRequest: not a list of whole numbers in the vocabulary (others kill an engine)."""
         if not isinstance(ids, list) or not ids:
             raise BadRequest("input_ids must be a list of token ids that is not empty", field="input_ids")
         try:
-            packed = array("i", ids)
+            packed = np.frombuffer(array("i", ids), ID_TYPE)
         except (TypeError, OverflowError) as wrong:
             raise BadRequest(
                 "input_ids must be a list of token ids (32-bit integers)", field="input_ids"
             ) from wrong
         size = self._registry.limit("vocab_size")
-        if min(packed) < 0 or (size is not None and max(packed) >= size):
-            bad = next(i for i in packed if i < 0 or (size is not None and i >= size))
+        if packed.min() < 0 or (size is not None and packed.max() >= size):
+            bad = next(i for i in ids if i < 0 or (size is not None and i >= size))
             raise BadRequest(
                 f"token id {bad} is outside the vocabulary of {size}",
                 field="input_ids",

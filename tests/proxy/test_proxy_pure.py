@@ -15,6 +15,7 @@ from proxy.detokenize import TextStream
 from proxy.engine_stream import ChunkReader
 from proxy.gate import Gate
 from proxy.log_fold import read_log, restore
+from proxy.output import Output
 from proxy.routing import Lineage, Step, chain_of, normalised, place_messages, place_tokens
 from proxy.sessions import Identity, Session, end_error
 from proxy.tito import changed_tokens
@@ -132,40 +133,69 @@ def stream_of(tokens: list[int], cuts: list[int], *, incremental: bool) -> bytes
     cuts=st.lists(st.integers(1, 20), max_size=8),
     incremental=st.booleans(),
     known=st.booleans(),
-    eager=st.booleans(),
+    looks=st.booleans(),
     chunk=st.integers(1, 400),
 )
 def test_every_token_is_taken_once_in_both_modes_however_the_bytes_arrive(
-    tokens: list[int], cuts: list[int], incremental: bool, known: bool, eager: bool, chunk: int
+    tokens: list[int], cuts: list[int], incremental: bool, known: bool, looks: bool, chunk: int
 ) -> None:
     raw = stream_of(tokens, [c for c in cuts if c < len(tokens)], incremental=incremental)
     mode: Any = ("incremental" if incremental else "cumulative") if known else None
-    reader = ChunkReader(mode, eager=eager)
+    reader = ChunkReader(mode)
     for at in range(0, len(raw), chunk):
         reader.feed(raw[at : at + chunk])
-    assert reader.output_ids == tokens
-    assert reader.logprobs == [-float(t) for t in tokens]
-    assert reader.spans == [VersionSpan("v", 0, len(tokens))]
+        if looks:
+            reader.settle()
+            assert reader.output.ids == tokens[: reader.count]
+    assert reader.output.ids == tokens
+    assert reader.output.logprobs == [-float(t) for t in tokens]
+    assert reader.output.spans == [VersionSpan("v", 0, len(tokens))]
 
 
 def test_an_abort_in_the_waiting_queue_does_not_repeat_the_last_token() -> None:
-    reader = ChunkReader(None, eager=True)
+    reader = ChunkReader(None)
     reader.feed(frame([5], 1) + frame([6], 2) + frame([6], 2, "abort"))
-    assert (reader.output_ids, reader.mode) == ([5, 6], "incremental")
+    assert (reader.output.ids, reader.mode) == ([5, 6], "incremental")
 
 
 def test_a_call_that_broke_off_keeps_tokens_and_versions_as_they_came() -> None:
-    reader = ChunkReader("cumulative", eager=False)
+    reader = ChunkReader("cumulative")
     reader.feed(frame([1, 2], 2, version="a"))
     reader.settle()
     reader.feed(frame([1, 2, 3], 3, version="b") + b"data: {half")
     reader.settle()
-    assert reader.output_ids == [1, 2, 3]
-    assert reader.spans_so_far() == [VersionSpan("a", 0, 2), VersionSpan("b", 2, 3)]
+    assert reader.output.ids == [1, 2, 3]
+    assert reader.output.spans == [VersionSpan("a", 0, 2), VersionSpan("b", 2, 3)]
+
+
+def test_tokens_among_which_the_weights_changed_have_no_version() -> None:
+    reader = ChunkReader("cumulative", label="a")
+    reader.feed(frame([1, 2], 2, version="a"))
+    reader.settle()
+    reader.feed(frame([1, 2, 3, 4], 4, version="b"))
+    reader.settle()
+    reader.feed(frame([1, 2, 3, 4, 5, 6], 6, version="b"))
+    reader.settle()
+    assert reader.output.spans == [
+        VersionSpan("a", 0, 2), VersionSpan("unknown", 2, 4), VersionSpan("b", 4, 6),
+    ]  # fmt: skip
+
+
+def test_the_end_of_a_call_tells_the_versions_of_its_own_tokens_alone() -> None:
+    output = Output()
+    output.extend([1, 2], [-1.0, -2.0], "a")
+    reader = ChunkReader("cumulative", output, "b")
+    listed = [{"version": "b", "start": 0, "end": 1}, {"version": "c", "start": 1, "end": 3}]
+    reader.feed(frame([3, 4], 2, version="c"))
+    reader.settle()
+    reader.feed(frame([3, 4, 5], 3, "stop", version="c", weight_versions=listed) + b"data: [DONE]\n\n")
+    assert output.ids == [1, 2, 3, 4, 5]
+    assert output.spans == [VersionSpan("a", 0, 2), VersionSpan("b", 2, 3), VersionSpan("c", 3, 5)]
+    assert reader.changes == 1
 
 
 def test_an_error_in_the_stream_is_the_engine_s_refusal() -> None:
-    reader = ChunkReader("cumulative", eager=False)
+    reader = ChunkReader("cumulative")
     error = {"error": {"message": "too long", "type": "invalid_request_error", "code": 400}}
     with pytest.raises(EngineRejected) as refused:
         reader.feed(b"data: " + orjson.dumps(error) + b"\n\n")

@@ -1,0 +1,1 @@
+"""The proxy's cost and latency, against an engine of fixed speed."""
