@@ -85,6 +85,26 @@ async def test_a_broken_engine_holds_up_no_update_of_the_others(
     assert second_engine.updates[-1] == "v4"
 
 
+async def test_an_update_does_not_wait_for_the_catch_up_of_another_engine(
+    broker: str, tmp_path: Path, engine: ScriptedEngine, second_engine: ScriptedEngine
+) -> None:
+    settings = settings_for(
+        broker, tmp_path, [engine.url, second_engine.url], proxy={"update_timeout_s": 3600}
+    )
+    async with running_proxy(settings) as proxy:
+        await both_up(proxy)
+        second_engine.fails_updates, second_engine.hangs = True, set()
+        assert (await update(proxy, "v2"))[1]["activated"] == [name(engine)]
+        second_engine.hangs = {"/update_weights_from_disk"}
+        behind = proxy.parts.registry.find(name(second_engine))
+        assert behind is not None
+        await until(behind.changing.locked, "a try of the catch-up, which now hangs")
+        await until(lambda: not behind.in_rotation and behind.changing.locked(), "it")
+        assert (await update(proxy, "v3"))[1]["activated"] == [name(engine)]
+        assert behind.changing.locked()
+        assert await versions_served(proxy, 2) == {"v3"}
+
+
 async def test_an_engine_that_neither_aborts_nor_answers_is_left_out_and_its_generation_goes_on_elsewhere(
     broker: str, tmp_path: Path, engine: ScriptedEngine, second_engine: ScriptedEngine
 ) -> None:
