@@ -109,6 +109,16 @@ class Settings(BaseModel):
             raise ValueError("staleness.mode = wait needs a window: window.keep_versions is 0")
         return self
 
+    @model_validator(mode="after")
+    def _what_waits_can_be_counted(self) -> Settings:
+        """`wait` promises that nothing becomes stale, and counts in batches what is under way: it has to know their size."""
+        if self.staleness.mode == "wait" and self.batch.by == "sequences":
+            raise ValueError(
+                "staleness.mode = wait needs batch.by = groups: how many sequences a running group will give is not known"
+                " before it ends, so how many batches it fills is not, either"
+            )
+        return self
+
     @property
     def run_directory(self) -> Path:
         """<directory>/<run_id>."""

@@ -11,8 +11,8 @@ may still go into training are at most (eta + v + 1) * B after v trained steps; 
   emitted batches are trained: the open groups, the new one included, fill at most N - e + o batches, because each batch
   trained before a group costs it one version. That is the bound above with eta = N - 1 and the oldest open group's version
   in the place of v: one slow group holds admission back until it ends. Nothing is stale then unless versions come from
-  elsewhere than from batches (a rollback, an outer trainer), or (`batch.by = sequences`) groups split into more sequences
-  than they have trajectories.
+  elsewhere than from batches (a rollback, an outer trainer). Batches are counted in groups: how many sequences a running
+  group gives, nobody knows before it ends, so the settings refuse `wait` with `batch.by = sequences`.
 * `pace`: as many new groups per second as the trainer takes when it need not wait, times the share that the filters and the
   window have left so far, and none while a whole batch waits in the queue. Until a step is measured: two batches.
 """
@@ -90,8 +90,7 @@ def _within_window(state: AdmissionState, limits: Limits) -> int:
     running = [group.ordinal for name, group in state.open_groups.items() if name not in state.retries]
     oldest = min([state.active_ordinal, *running])
     batches = limits.keep_versions - state.coming_ordinal + oldest
-    taken = sum(map(limits.weight, state.open_groups.values()))
-    return (batches * limits.batch_size - taken) // limits.group_weight
+    return batches * limits.batch_size - len(state.open_groups)
 
 
 def _at_pace(state: AdmissionState, limits: Limits, now_us: int) -> int:

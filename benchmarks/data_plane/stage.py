@@ -36,12 +36,14 @@ class Stage:
     """Topics below a prefix of their own, settings for them, and children that end with it."""
 
     def __init__(
-        self, bootstrap_servers: str, directory: Path, *, partitions: int = 4, fsync: bool = False
+        self, bootstrap_servers: str, directory: Path, *more: str, partitions: int = 4, fsync: bool = False
     ) -> None:
+        """`more`: settings as `--set` takes them."""
         sets = (
             f"run.run_id={RUN}", f"run.directory={directory}", f"kafka.bootstrap_servers={bootstrap_servers}",
             f"kafka.topic_prefix={directory.name}", f"kafka.partitions={partitions}", f"payload.fsync={str(fsync).lower()}",
             f"group.size={GROUP}", "group.timeout_s=3600", f"batch.size={STEP}", "feeder.max_outstanding_groups=100000",
+            *more,
         )  # fmt: skip
         directory.mkdir(parents=True)
         self.settings: Settings = load(sets=sets)
@@ -94,6 +96,10 @@ class Stage:
         child = self.children[name]
         os.killpg(child.pid, signal.SIGKILL)
         child.wait(10)
+
+    def said(self) -> str:
+        """What the children have logged so far."""
+        return self._log.read_text(errors="replace")
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds of every child that lives."""

@@ -28,6 +28,7 @@ _WORLDS = {
     "window__keep_versions": st.integers(1, 3),
     "feeder__max_outstanding_groups": st.integers(4, 12),
 }
+_WAITING = _WORLDS | {"batch__by": st.just("groups")}
 
 
 def outcomes(world: World) -> Counter[str]:
@@ -35,7 +36,7 @@ def outcomes(world: World) -> Counter[str]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.fixed_dictionaries(_WORLDS))
+@given(st.integers(0, 2**32), st.fixed_dictionaries(_WAITING))
 def test_wait_lets_no_group_become_stale_and_the_run_ends(seed: int, sets: dict[str, object]) -> None:
     world = World(seed, 30, staleness__mode="wait", **sets)
     world.fails = lambda prompt, attempt: prompt % 5 == 0 and attempt == 0
@@ -128,6 +129,13 @@ def test_with_one_version_kept_nothing_is_admitted_while_a_batch_is_in_training(
     assert free_places(state, limits, 0) == 1
 
 
+def test_wait_is_refused_where_nobody_can_know_how_many_batches_the_open_groups_fill() -> None:
+    """A trajectory that split into lineages gives several sequences: one group of two samples may fill many batches."""
+    with pytest.raises(ConfigError, match=r"wait needs batch\.by = groups"):
+        load(sets=("staleness.mode=wait", "batch.by=sequences"))
+    assert load(sets=("staleness.mode=pace", "batch.by=sequences")).batch.by == "sequences"
+
+
 def test_wait_without_a_window_is_refused() -> None:
     with pytest.raises(ConfigError, match="wait needs a window"):
         load(sets=("staleness.mode=wait", "window.keep_versions=0"))
@@ -204,6 +212,7 @@ def test_f1_a_restart_admits_as_many_as_before_however_the_topics_are_merged(
     seed: int, sets: dict[str, object], mode: str, eta: int, actions: int
 ) -> None:
     """The feeder that starts again reads three topics from their beginnings; order holds per topic alone."""
+    sets = sets | {"batch__by": "groups"} if mode == "wait" else sets
     world = World(seed, 200, staleness__mode=mode, feeder__eta=eta, **sets)
     world.act(actions)
     batches = [effect for effect in world.effects if isinstance(effect, ev.TrainBatch)]
