@@ -118,6 +118,7 @@ async def test_malformed_requests_are_refused_by_name_and_never_reach_the_engine
 async def test_a_client_that_goes_away_leaves_nothing_behind(
     broker: str, tmp_path: Path, engine: ScriptedEngine, stream: bool
 ) -> None:
+    """F20: the engine's request is aborted, the active entry goes, and a pause finds nothing that still generates."""
     engine.held_at = 3
     settings = settings_for(broker, tmp_path, [engine.url])
     async with running_proxy(settings) as proxy:
@@ -131,6 +132,8 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(
         assert not session.inflight
         assert session.next_index == 0
         assert engine.aborted
+        status, paused = await proxy.post("/v1/rollout/pause", {})
+        assert (status, paused["quiesced"]) == (200, True)
     assert await segments(settings) == []
 
 
@@ -309,6 +312,7 @@ async def test_header_sessions_belong_to_a_group_only_if_they_say_so(
 async def test_limits_answer_429_with_retry_after(
     broker: str, tmp_path: Path, engine: ScriptedEngine
 ) -> None:
+    """F16: whoever produces faster than the run takes is told to wait, and nothing is queued for it."""
     engine.held_at = 1
     limits = {"max_inflight": 1, "max_sessions": 1, "max_body_bytes": 2000}
     settings = settings_for(broker, tmp_path, [engine.url], proxy=limits)

@@ -57,7 +57,8 @@ class CrashRun:
         self.said: list[ev.Event] = []
         self.recovery_s: list[float] = []
         self._done: set[str] = set()
-        self._step = 0
+        self._made: list[tuple[type[ev.Event], int]] = []  # of each of `said`, with the time of its writer
+        self._step = self._trained = 0
         create_topics(self.settings.kafka)
         patient = self.settings.kafka.model_copy(update={"publish_timeout_s": 60.0})
         self.producer = AckProducer(patient, "test")
@@ -94,12 +95,12 @@ class CrashRun:
     def write(self, names: Sequence[str]) -> threading.Thread:
         """Whole groups of two turns, eight at a time, in a thread; it ends when all of them are acknowledged.
 
-        It stays a few groups ahead of the completions, so that there is load whenever something is killed.
+        It stays a few groups ahead of the batches, so that there is load whenever something is killed.
         """
 
         def work() -> None:
             for start in range(0, len(names), 8):
-                while start - len(self._done) > AHEAD:
+                while start - self._trained > AHEAD:
                     time.sleep(0.005)
                 some = names[start : start + 8]
                 for index, name in enumerate(some):
@@ -119,9 +120,11 @@ class CrashRun:
             event = decode(record.value)
             if isinstance(event, _COUNTED):
                 self.said.append(event)
+                self._made.append((type(event), record.timestamp_ms))
             if isinstance(event, ev.GroupCompleted):
                 self._done.add(event.group_id)
             if isinstance(event, ev.TrainBatch) and event.step == self._step:
+                self._trained += len(event.groups)
                 self._request()
         for name, (part, child) in list(self.children.items()):
             if child.poll() is not None:
@@ -141,15 +144,28 @@ class CrashRun:
         """Groups of which a completion was read."""
         return len(self._done)
 
-    def recover(self) -> None:
-        """Wait for a new completion, and keep how long it took."""
-        before = self.completed()
-        self.recovery_s.append(self.until(lambda: self.completed() > before, "nothing completes any more"))
+    def broken(self, event_type: type[ev.Event] = ev.GroupCompleted) -> Callable[[], None]:
+        """Something breaks now. What it gives waits for an event that was made behind this moment, and keeps how long it took:
+        one that was on its way to us already is no recovery."""
+        began, at = time.monotonic(), time.time() * 1000
+
+        def recover() -> None:
+            def went_on() -> bool:
+                return any(kind is event_type and made >= at for kind, made in self._made)
+
+            self.until(went_on, f"no {event_type.__name__} any more")
+            self.recovery_s.append(round(time.monotonic() - began, 2))
+
+        return recover
 
     def batched(self) -> list[str]:
         """Groups by distinct batches, in order."""
         batches = {event.batch_id: event for event in self.said if isinstance(event, ev.TrainBatch)}
         return [group.group_id for batch in batches.values() for group in batch.groups]
+
+    def acknowledged(self, writing: threading.Thread) -> None:
+        """Wait until the writer is done; it waits for completions that are read here."""
+        self.until(lambda: not writing.is_alive(), "not everything is acknowledged", 90)
 
     def laws(self, names: Sequence[str]) -> None:
         """Of a run whose groups `names` were all acknowledged."""

@@ -95,6 +95,46 @@ def test_f26_a_snapshot_that_cannot_be_written_leaves_the_older_one_usable(tmp_p
     assert not snapshots.due(newer)
 
 
+def test_f26_a_snapshot_that_is_half_there_or_goes_while_it_is_read_leaves_the_older_one_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Partial load, and a clear at the same time: each says what failed, and the fold begins at what is left."""
+    snapshots, older = Snapshots(tmp_path, RUN), state_after(configured())
+    snapshots.save(older)
+    snapshots.save(state_after(configured(), published("v0")))
+    newest = max(tmp_path.iterdir())
+    whole = newest.read_bytes()
+    for size in (0, 16, 32, len(whole) // 2, len(whole) - 1):
+        newest.write_bytes(whole[:size])
+        assert Snapshots(tmp_path, RUN).load(always) == older
+        assert newest.name in capsys.readouterr().out
+    read = Path.read_bytes
+
+    def gone(path: Path) -> bytes:
+        path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    assert Snapshots(tmp_path, RUN).load(always) == ControlState(RUN)
+    assert newest.name in capsys.readouterr().out
+
+
+def test_f26_replacing_a_snapshot_takes_the_old_one_only_when_the_new_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = Snapshots(tmp_path, RUN)
+    log: list[Event] = [configured(), published("v0"), published("v1")]
+    for length in (1, 2):
+        snapshots.save(state_after(*log[:length]))
+    monkeypatch.setattr("os.fsync", fails)
+    snapshots.save(state_after(*log))
+    assert Snapshots(tmp_path, RUN).load(always) == state_after(*log[:2])
+
+
+def fails(_file: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_directory_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     Snapshots(tmp_path / "file", RUN).save(state_after(configured()))

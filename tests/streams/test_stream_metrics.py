@@ -132,6 +132,25 @@ def test_the_lag_of_the_newest_batch_is_split_by_where_versions_came() -> None:
     assert found[7:] == [[0.5, 2, 0], [0.5, 2, 0], [0.5, 2, 0], [0.5, 2, 1], [0.5, 2, 1]]
 
 
+@pytest.mark.parametrize(("label", "spans"), [("v0", {1.0}), ("unknown", set())])
+def test_f9_versions_that_do_not_reach_the_log_show_in_the_numbers(label: str, spans: set[float]) -> None:
+    """Versions are published, and every trajectory says the same one, or none: its span cannot vary, and the gap only grows."""
+    worker = ControllerWorker(RUN, {t.name: Written(t) for t in (topics.VERDICTS, topics.BATCHES)}, set())
+    log: list[ev.Event] = [configured(window__keep_versions=9, batch__size=1), published("v0")]
+    for step, group in enumerate("abc", start=1):
+        log += [requested(step), admitted(group), completed(group, [label, label]), published(f"v{step}")]
+    found: list[dict[str, float]] = []
+    for offset, event in enumerate(log):
+        worker.take(Raw(offset, encode(event)))
+        if isinstance(event, ev.GroupCompleted):
+            found.append(values(worker))
+    names = [f"staleness/version_span_{what}" for what in ("min", "max", "mean")]
+    assert {one[name] for one in found for name in names if name in one} == spans
+    gaps = [one["staleness/version_gap_max"] for one in found]
+    assert gaps == ([0, 1, 2] if spans else [0, 0, 0])
+    assert [one["staleness/current_version_index"] for one in found] == [0, 1, 2]
+
+
 def test_a_window_that_is_off_has_no_staleness_numbers() -> None:
     worker = ControllerWorker(RUN, {}, set())
     worker.take(Raw(0, encode(configured(window__keep_versions=0))))

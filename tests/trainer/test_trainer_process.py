@@ -161,6 +161,7 @@ def test_events_of_a_run_come_in_order(settings: Settings) -> None:
 def test_killed_trainer_goes_on_as_if_nothing_had_happened(
     settings: Settings, uninterrupted: dict[int, str], when: str, event: type[Event], step: int
 ) -> None:
+    """F17: between publishing weights and saying that the step is done; the log decides, and the step happened once."""
     run_killed(settings, when, event, step)
     run_here(settings)
     assert digests(settings) == uninterrupted
