@@ -18,7 +18,7 @@ class Running:
     """A streamed request that is under way, read as the proxy reads it. `done`: the finished `reader`."""
 
     def __init__(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> None:
-        self.reader = ChunkReader(None, eager=True)
+        self.reader = ChunkReader(None)
         self._session = session
         self._body = body
         self._news = asyncio.Event()
@@ -30,13 +30,14 @@ class Running:
                 assert reply.status == 200, await reply.text()
                 async for data in reply.content.iter_any():
                     self.reader.feed(data)
+                    self.reader.settle()
                     self._news.set()
         finally:
             self._news.set()
 
     async def until_tokens(self, count: int) -> None:
         """Wait until so many tokens have come."""
-        while len(self.reader.output_ids) < count:
+        while self.reader.count < count:
             if self._task.done():
                 await self._task
                 raise AssertionError(f"ended before it had {count} tokens: {self.reader.finish}")

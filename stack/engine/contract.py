@@ -267,6 +267,7 @@ def to_generation(body: GenerateBody, prompt: list[int], limits: Limits, default
         top_logprobs=min(body.top_logprobs_num or 0, limits.vocab_size) if wants_logprob else 0,
         experts_start=experts_start,
         stream=bool(body.stream),
+        stream_interval=max(1, body.sampling_params.stream_interval or 1),
     )
 
 

@@ -50,6 +50,8 @@ class Generation:
     experts_start: int | None = None
     """First position whose routed experts are wanted; None: they are not."""
     stream: bool = False
+    stream_interval: int = 1
+    """Tokens per event."""
     arrived: float = field(default_factory=time.perf_counter)
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -100,6 +102,11 @@ class Generation:
             self.finish_reason = finish_stop(token)
         elif len(self.output_ids) >= self.sampling.max_new_tokens:
             self.finish_reason = finish_length(len(self.output_ids))
+
+    def tells(self) -> bool:
+        """Whether an event of its stream is due: with the first token, and with every so many behind it."""
+        every = self.stream_interval
+        return self.stream and (every == 1 or len(self.output_ids) % every == 1)
 
     def version_spans(self) -> list[dict[str, Any]]:
         """Spans as the API reports them."""

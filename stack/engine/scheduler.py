@@ -190,7 +190,7 @@ class Scheduler:
             if generation.finish_reason is not None:
                 self._keep_prefix(generation, row)
                 news.append(self._batch.remove(row))
-            elif generation.stream:
+            elif generation.tells():
                 news.append(generation)
         return news
 

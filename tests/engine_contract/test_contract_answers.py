@@ -202,6 +202,16 @@ async def test_a_stream_is_cumulative_and_its_last_event_has_the_spans(client: C
         assert "weight_versions" not in chunk["meta_info"]
 
 
+async def test_a_stream_may_tell_several_tokens_at_a_time_but_the_first_at_once(client: Client) -> None:
+    sampling = {"max_new_tokens": 50, "stream_interval": 16}
+    body = {"input_ids": [1], "sampling_params": sampling, "return_logprob": True}
+    chunks = [chunk async for chunk in client.stream(body)]
+    told = [chunk["meta_info"]["completion_tokens"] for chunk in chunks]
+    assert set(told) <= {1, 17, 33, 49, 50}  # one that was not yet sent when the next came is left out
+    assert told[-1] == 50
+    assert len(chunks[-1]["meta_info"]["output_token_logprobs"]) == 50
+
+
 async def test_the_proxy_learns_an_engines_limits_and_label(engine: EngineProcess, client: Client) -> None:
     async with engine_http() as http:
         seen = Engine(engine.base_url, http, timeout_s=30)

@@ -26,5 +26,5 @@ async def test_an_aborted_stream_has_every_token_once(certain: Client) -> None:
     reader = await running.done()
     assert reader.finish is not None
     assert reader.finish["type"] == "abort"
-    assert len(reader.output_ids) == len(reader.logprobs) == reader.meta["completion_tokens"]
-    assert set(reader.output_ids) == {7}
+    assert len(reader.output.ids) == len(reader.output.logprobs) == reader.meta["completion_tokens"]
+    assert set(reader.output.ids) == {7}

@@ -25,7 +25,7 @@ async def running(certain: Client, *rids: str, tokens: int = 400) -> list[Runnin
 
 
 def spans_of(reader: ChunkReader) -> list[tuple[str, int, int]]:
-    return [(span.version, span.start, span.stop) for span in reader.spans]
+    return [(span.version, span.start, span.stop) for span in reader.output.spans]
 
 
 def assert_cut(reader: ChunkReader, version: str) -> None:
@@ -33,8 +33,8 @@ def assert_cut(reader: ChunkReader, version: str) -> None:
     assert reader.finish == {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
     count = reader.meta["completion_tokens"]
     assert 3 <= count < 400
-    assert reader.output_ids == [7] * count
-    assert len(reader.logprobs) == count
+    assert reader.output.ids == [7] * count
+    assert len(reader.output.logprobs) == count
     assert spans_of(reader) == [(version, 0, count)]
 
 
@@ -48,7 +48,7 @@ async def test_an_abort_keeps_the_tokens_and_reaches_the_named_request_alone(cer
 async def test_a_partial_answer_is_gone_on_with_as_a_longer_prompt(certain: Client, always: Always) -> None:
     (cut,) = await running(certain, "resumed")
     await certain.post("/abort_request", {"rid": "resumed"})
-    partial = (await cut.done()).output_ids
+    partial = (await cut.done()).output.ids
     await certain.update(always(9), "v9")
     answer = await certain.generate([1, 2, *partial], max_new_tokens=4)
     assert answer["output_ids"] == [9] * 4
@@ -85,7 +85,7 @@ async def test_pause_abort_cuts_what_runs_and_holds_what_comes(certain: Client, 
     await certain.update(always(9), "v9")
     await certain.resume()
     reader = await later.done()
-    assert (reader.output_ids, spans_of(reader)) == ([9, 9], [("v9", 0, 2)])
+    assert (reader.output.ids, spans_of(reader)) == ([9, 9], [("v9", 0, 2)])
 
 
 async def test_retract_gives_one_answer_with_two_spans_and_the_tokens_of_both(
@@ -97,11 +97,11 @@ async def test_retract_gives_one_answer_with_two_spans_and_the_tokens_of_both(
     await certain.update(always(9), "v9")
     await certain.resume()
     reader = await held.done()
-    cut = reader.spans[0].stop
+    cut = reader.output.spans[0].stop
     assert 3 <= cut < 400
     assert spans_of(reader) == [("v7", 0, cut), ("v9", cut, 400)]
-    assert reader.output_ids == [7] * cut + [9] * (400 - cut)
-    assert len(reader.logprobs) == 400
+    assert reader.output.ids == [7] * cut + [9] * (400 - cut)
+    assert len(reader.output.logprobs) == 400
     assert (reader.meta["num_retractions"], reader.meta["prompt_tokens"]) == (1, 2)
     assert reader.meta["weight_version"] == "v9"
 
@@ -113,9 +113,9 @@ async def test_in_place_splits_the_span_at_the_exact_token(certain: Client, alwa
     await certain.update(always(9), "v9", flush_cache=False)
     await certain.resume()
     reader = await held.done()
-    cut = reader.spans[0].stop
+    cut = reader.output.spans[0].stop
     assert spans_of(reader) == [("v7", 0, cut), ("v9", cut, 400)]
-    assert reader.output_ids == [7] * cut + [9] * (400 - cut)
+    assert reader.output.ids == [7] * cut + [9] * (400 - cut)
     assert reader.meta["num_retractions"] == 0
 
 
@@ -126,7 +126,7 @@ async def test_in_place_with_a_flush_updates_and_answers_400(certain: Client, al
     assert (status, outcome["success"]) == (400, False)
     assert outcome["message"].startswith("Weights were updated, but the cache was not flushed")
     await certain.resume()
-    assert (await held.done()).output_ids[-1] == 9
+    assert (await held.done()).output.ids[-1] == 9
     await certain.update(always(9), "v9")  # the label is certain only now
     assert await certain.version() == "v9"
 
@@ -135,7 +135,7 @@ async def test_an_update_without_a_pause_waits_for_what_runs(certain: Client, al
     (before,) = await running(certain, "before", tokens=100)
     await certain.update(always(9), "v9")
     reader = await before.done()
-    assert (reader.output_ids, spans_of(reader)) == ([7] * 100, [("v7", 0, 100)])
+    assert (reader.output.ids, spans_of(reader)) == ([7] * 100, [("v7", 0, 100)])
     assert (await certain.generate([1], max_new_tokens=2))["output_ids"] == [9, 9]
 
 
@@ -166,7 +166,7 @@ async def test_a_new_label_without_weights_splits_the_span(certain: Client) -> N
     assert (await certain.post("/update_weight_version", body))[1]["new_version"] == "label"
     reader = await request.done()
     assert [version for version, _, _ in spans_of(reader)] == ["v7", "label"]
-    assert reader.output_ids == [7] * 400
+    assert reader.output.ids == [7] * 400
 
 
 @pytest.mark.parametrize("streamed", [False, True])
