@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def publish(name: str, figures: list[Figure], note: str = "") -> None:
         table.add_row(
             *(_cell(row[key]) for key in ("figure", "unit", "ours", "reference", "ratio", "goal", "holds")),
         )
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 150).print(table)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(
         json.dumps({"name": name, "note": note, "rows": rows}, indent=1) + "\n"
