@@ -60,4 +60,7 @@ class ClosedAttempts:
 
     def __contains__(self, attempt: Attempt) -> bool:
         group, number = attempt
-        return any(group in groups for closed, groups in list(self._by_attempt.items()) if closed >= number)
+        for closed, groups in tuple(self._by_attempt.items()):  # noqa: SIM110 — asked of every record: a generator costs more
+            if closed >= number and group in groups:
+                return True
+        return False

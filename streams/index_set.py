@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from functools import cache
+from functools import cache, lru_cache
 
 import msgspec
 
@@ -51,7 +51,7 @@ class GroupSet(msgspec.Struct):
 
     def add(self, group: str) -> None:
         """Adding twice changes nothing."""
-        place = self._place(group)
+        place = _place(self.run_id, group)
         if place is None:
             self.others[group] = None
             return
@@ -61,7 +61,7 @@ class GroupSet(msgspec.Struct):
         known.add(place[1])
 
     def __contains__(self, group: str) -> bool:
-        place = self._place(group)
+        place = _place(self.run_id, group)
         if place is None:
             return group in self.others
         known = self.passes.get(place[0])
@@ -70,10 +70,12 @@ class GroupSet(msgspec.Struct):
     def __len__(self) -> int:
         return sum(map(len, self.passes.values())) + len(self.others)
 
-    def _place(self, group: str) -> tuple[int, int] | None:
-        """Pass and prompt of a name that `ids.group_id` gives; None: of any other."""
-        found = _pattern(self.run_id).fullmatch(group)
-        return (int(found[1]), int(found[2])) if found is not None else None
+
+@lru_cache(maxsize=16_384)  # an open group is asked about with each of its events
+def _place(run_id: str, group: str) -> tuple[int, int] | None:
+    """Pass and prompt of a name that `ids.group_id` gives; None: of any other."""
+    found = _pattern(run_id).fullmatch(group)
+    return (int(found[1]), int(found[2])) if found is not None else None
 
 
 @cache
