@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
@@ -21,6 +21,7 @@ from schemas.errors import TransportError
 from schemas.settings import KafkaSettings
 from schemas.topics import Topic
 
+A = TypeVar("A")
 _CALL_S = 10.0
 _BATCH = 500
 _BROKEN = frozenset(
@@ -216,35 +217,45 @@ def offsets_at_time(
     numbers = partition_ids(kafka, topic) if partitions is None else partitions
     consumer = _consumer(kafka)
     try:
-        found = consumer.offsets_for_times(
-            [TopicPartition(name, n, timestamp_ms) for n in numbers], timeout=_CALL_S
-        )
+        asked = [TopicPartition(name, n, timestamp_ms) for n in numbers]
+        found = _patiently(name, lambda: _answered(consumer.offsets_for_times(asked, timeout=_CALL_S)))
         return {
             spot.partition: spot.offset
             if spot.offset >= 0
-            else consumer.get_watermark_offsets(TopicPartition(name, spot.partition), timeout=_CALL_S)[1]
+            else _watermarks(consumer, TopicPartition(name, spot.partition))[1]
             for spot in found
         }
-    except KafkaException as away:
-        raise TransportError(f"offsets of {name} cannot be read", topic=name) from away
     finally:
         consumer.close()
 
 
 def _watermarks(consumer: Consumer, spot: TopicPartition) -> tuple[int, int]:
     """First offset, and the one behind the last record."""
+    return _patiently(
+        f"{spot.topic}/{spot.partition}",
+        lambda: consumer.get_watermark_offsets(spot, timeout=_CALL_S, cached=False),
+    )
+
+
+def _answered(spots: list[TopicPartition]) -> list[TopicPartition]:
+    """A partition without an answer says so itself; its offset would pass for that of an empty one."""
+    for spot in spots:
+        if spot.error is not None:
+            raise KafkaException(spot.error)
+    return spots
+
+
+def _patiently(what: str, ask: Callable[[], A]) -> A:
+    """The answer about offsets; leaders that are not known yet, in a topic that was just made, will be."""
     deadline = time.monotonic() + _CALL_S
     while True:
         try:
-            low, high = consumer.get_watermark_offsets(spot, timeout=_CALL_S, cached=False)
+            return ask()
         except KafkaException as away:
             if time.monotonic() < deadline and away.args[0].code() in _NOT_YET:
                 time.sleep(0.05)
                 continue
-            raise TransportError(
-                f"offsets of {spot.topic}/{spot.partition} cannot be read", topic=spot.topic
-            ) from away
-        return low, high
+            raise TransportError(f"offsets of {what} cannot be read", topic=what) from away
 
 
 def _consumer(kafka: KafkaSettings) -> Consumer:

@@ -21,16 +21,14 @@ from journal.log_setup import configure_logging
 from journal.metrics_http import serve_metrics
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
-from journal.topic_admin import wait_for_broker
 from schemas import topics
-from schemas.errors import HoofprintError
 from schemas.settings import Settings
 from streams.assembler_follower import ClosedFollower
 from streams.assembler_watchdog import Watchdog
 from streams.assembler_worker import AssemblerWorker
 from streams.assembly import AssemblyRules
 from streams.assembly_closed import ClosedAttempts
-from streams.faust_process import FaustProcess, make_app
+from streams.faust_process import FaustProcess, make_app, run_process
 from streams.stream_numbers import assembler_numbers
 
 if TYPE_CHECKING:
@@ -109,19 +107,11 @@ class Assembler:
 
 
 def main(settings: Settings) -> int:
-    """Run until SIGTERM. ConfigError and TransportError before the start give their one line as well."""
+    """Exit status, see `run_process`."""
     configure_logging("assembler")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the loop runs, nothing has to be put away
-    import mode.loop
-
-    mode.loop.use("uvloop")  # before Faust is imported
 
     async def run() -> int:
         return await Assembler(settings).run()
 
-    try:
-        wait_for_broker(settings.kafka, settings.kafka.publish_timeout_s)
-        return asyncio.run(run())
-    except HoofprintError as error:
-        log.error("assembler_failed", error=error)  # noqa: TRY400 — the line is for people, not a traceback
-        return 1
+    return run_process("assembler", settings, run)

@@ -17,7 +17,6 @@ import structlog
 from journal.log_setup import configure_logging
 from journal.metrics_http import Number, serve_metrics
 from journal.producer import AckProducer
-from journal.topic_admin import wait_for_broker
 from schemas import topics
 from schemas.errors import HoofprintError
 from schemas.events import EndOfBatches, Event, TrainBatch
@@ -26,7 +25,7 @@ from streams.assembler_watchdog import Watchdog
 from streams.control_output import holds, read_buried, read_written, records_until
 from streams.control_snapshot import Snapshots
 from streams.control_worker import ControllerWorker, RawRecord
-from streams.faust_process import FaustProcess, make_app
+from streams.faust_process import FaustProcess, make_app, run_process
 from streams.group_filters import load_filter
 from streams.stream_numbers import controller_numbers
 
@@ -152,20 +151,12 @@ def _say(effects: Sequence[Event]) -> None:
 
 
 def main(settings: Settings) -> int:
-    """Run until SIGTERM. A TransportError before the start gives its one line as well. ConfigError: no such group filter."""
+    """Exit status, see `run_process`. ConfigError: no such group filter."""
     configure_logging("controller")
     if settings.group.filter:
         load_filter(settings.group.filter)
-    import mode.loop
-
-    mode.loop.use("uvloop")  # before Faust is imported
 
     async def run() -> int:
         return await Controller(settings).run()
 
-    try:
-        wait_for_broker(settings.kafka, settings.kafka.publish_timeout_s)
-        return asyncio.run(run())
-    except HoofprintError as error:
-        log.error("controller_failed", error=error)  # noqa: TRY400 — the line is for people, not a traceback
-        return 1
+    return run_process("controller", settings, run)

@@ -10,13 +10,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING
 
 import structlog
 
-from journal.topic_admin import broker_setting
-from schemas.errors import HoofprintError, TransportError
+from journal.topic_admin import broker_setting, create_topics, wait_for_broker
+from schemas.errors import ConfigError, HoofprintError, TransportError
 from schemas.settings import Settings
 from schemas.topics import Topic
 
@@ -146,3 +146,20 @@ class FaustProcess:
         except TimeoutError:  # Faust waits for ever when the broker goes away while it starts
             raise TransportError("Faust did not start", part=self._name, waited_s=_START_S) from None
         log.info("working")
+
+
+def run_process(name: str, settings: Settings, run: Callable[[], Coroutine[None, None, int]]) -> int:
+    """Exit status: 0 as asked, 1 for what may work at the next try, 2 for a wrong configuration; each with one line.
+
+    Before anything else the topics are there, as the settings say: Faust would wait for a missing one for ever.
+    """
+    import mode.loop
+
+    mode.loop.use("uvloop")  # before Faust is imported
+    try:
+        wait_for_broker(settings.kafka, settings.kafka.publish_timeout_s)
+        create_topics(settings.kafka)
+        return asyncio.run(run())
+    except HoofprintError as error:
+        log.error("process_failed", part=name, error=error)  # noqa: TRY400 — the line is for people, not a traceback
+        return 2 if isinstance(error, ConfigError) else 1

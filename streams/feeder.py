@@ -21,7 +21,7 @@ from journal.metrics_http import serve_metrics
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
 from journal.reader import TopicReader, offsets_at_time
-from journal.topic_admin import wait_for_broker
+from journal.topic_admin import create_topics, wait_for_broker
 from schemas import events as ev
 from schemas import ids, topics
 from schemas.arrow import REQUEST_CODEC
@@ -222,6 +222,7 @@ def feed(settings: Settings, stop: threading.Event) -> None:
     kafka = settings.kafka
     prompts = load_prompts(settings)
     wait_for_broker(kafka, kafka.publish_timeout_s)
+    create_topics(kafka)
     producer = AckProducer(kafka, f"{settings.run.run_id}-feeder")
     follower = EventFollower(kafka, _FOLLOWED, on_bad=lambda record, wrong: log.warning(
         "undecodable_record", topic=record.topic.name, offset=record.offset, error=wrong
@@ -261,7 +262,8 @@ def _words(event: ev.GroupFailed | ev.Alarm) -> dict[str, object]:
 
 
 def main(settings: Settings) -> int:
-    """0 at the run's end or at SIGTERM; 1 after an infrastructure error, for the supervisor to start it again."""
+    """0 at the run's end or at SIGTERM; 1 after an infrastructure error, for the supervisor to start it again; 2 for a wrong
+    configuration."""
     configure_logging("feeder")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -270,5 +272,5 @@ def main(settings: Settings) -> int:
         feed(settings, stop)
     except HoofprintError as error:
         log.error("feeder_failed", error=error)  # noqa: TRY400 — the line is for people, not a traceback
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     return 0

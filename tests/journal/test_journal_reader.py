@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 
 import pytest
 
 from journal.event_log import EventFollower, read_events
 from journal.producer import AckProducer
 from journal.reader import Record, TopicReader, end_offsets, offsets_at_time, record_at
+from journal.topic_admin import create_topics
 from schemas import events as ev
 from schemas import topics
 from schemas.errors import SchemaError, TransportError, UnknownEvent
@@ -142,3 +144,13 @@ def test_a_reader_that_starts_beyond_the_end_closes(log: KafkaSettings) -> None:
     there = record_at(log, topics.CONTROL, 0, 2)
     assert there is not None
     assert there.offset == 2
+
+
+def test_offsets_of_a_topic_that_was_just_made_are_found(kafka: str) -> None:
+    """Its partitions have leaders by the metadata, and the leaders do not know of it for a moment."""
+    for _ in range(3):
+        fresh = KafkaSettings(
+            bootstrap_servers=kafka, topic_prefix=f"fresh-{uuid.uuid4().hex[:6]}", partitions=32
+        )
+        create_topics(fresh, [topics.SEGMENTS])
+        assert offsets_at_time(fresh, topics.SEGMENTS, 0) == dict.fromkeys(range(32), 0)
