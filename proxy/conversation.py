@@ -24,7 +24,7 @@ from proxy.asgi import Call
 from proxy.chat_reply import assistant_message, final_text
 from proxy.chat_request import ChatRequest
 from proxy.detokenize import TextStream
-from proxy.generation import Generation
+from proxy.generation import Generation, known
 from proxy.limits import Limits
 from proxy.metrics import Metrics
 from proxy.reply_sections import THINK, SectionStream
@@ -179,6 +179,7 @@ class Conversations:
         generation = Generation(
             session, prompt, sampling, budget, streams=request.stream, tops=request.top_logprobs
         )
+        generation.decoder = known(tokenizer.decode)
         return Turn(
             api=api,
             generation=generation,

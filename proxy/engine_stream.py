@@ -63,6 +63,15 @@ class ChunkReader:
             raw, self._pending = self._pending, None
             self._parse(raw)
 
+    def stop(self, length: int, finish: Mapping[str, Any]) -> None:
+        """The output ends with its first `length` tokens, whatever the engine still says of this call."""
+        self.output.cut(length)
+        self._pending = None
+        self.meta = {
+            key: value for key, value in self.meta.items() if key != "routed_experts"
+        }  # of more tokens
+        self.finish, self.done = finish, True
+
     def _take(self, payload: bytes) -> None:
         if self.mode == "cumulative" and not payload.startswith(b'{"error"'):
             self._pending = payload  # the latest wins

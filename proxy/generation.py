@@ -1,9 +1,9 @@
 """One generation over all its engine calls: dispatch, preemption, resume, and rules 4, 5 and 9 where they bind.
 
 A weight update aborts the engine call by rid; the generation keeps its tokens, waits at the gate, and goes on from prompt
-plus partial output with the budget that is left. Invariants: every received token is kept once, with its log-prob and
-version; rules 4 and 5 are checked before any engine time is spent, and again on the reply; the budget is exact over
-any number of preemptions; a cancelled generation leaves nothing at an engine or in a table.
+plus partial output with the budget that is left (what follows a grammar begins anew). Invariants: every received token is
+kept once, with its log-prob and version; rules 4 and 5 are checked before any engine time is spent, and again on the reply;
+the budget is exact over any number of preemptions; a cancelled generation leaves nothing at an engine or in a table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,16 @@ from proxy.gate import Gate
 from proxy.metrics import Metrics
 from proxy.output import Output
 from proxy.registry import EngineRegistry
+from proxy.resume_sampling import continued, has_grammar, inexact
 from proxy.sessions import Session
-from schemas.errors import EngineTimeout, EngineUnavailable, HoofprintError, UpstreamError
+from proxy.stop_watch import Decode, StopWatch
+from schemas.errors import (
+    EngineTimeout,
+    EngineUnavailable,
+    GenerationPreempted,
+    HoofprintError,
+    UpstreamError,
+)
 from schemas.finish import decide
 from schemas.settings import StalenessSettings
 from schemas.span import check_span, check_unchanged
@@ -39,8 +47,24 @@ _FRUITLESS = 3
 """So many engine calls in a row without a token, and nobody asked for an abort: the engine cannot."""
 
 
+Decoder = Callable[[], Awaitable[Decode | None]]
+"""How to find a decoder of the output: None where no tokenizer can be had."""
+
+
 def _nobody() -> None:
     pass
+
+
+def known(decode: Decode | None) -> Decoder:
+    """A decoder that needs no search."""
+
+    async def find() -> Decode | None:
+        return decode
+
+    return find
+
+
+_UNKNOWN = known(None)
 
 
 class Generation:
@@ -68,6 +92,12 @@ class Generation:
         """Called when there is something new, for a client that streams."""
         self.interrupt: HoofprintError | None = None
         """Why it was cancelled, if not by its client."""
+        self.decoder: Decoder = _UNKNOWN
+        self.stop_watch: StopWatch | None = None
+        self.stopped: dict[str, Any] | None = None
+        """Its end, if it was found here and not by the engine."""
+        self.inexact: set[str] = set()
+        """Fields that a resume could not hand on exactly."""
         self.kept = 0
         """Tokens of the prompt that the lineage has already."""
         self.expert_calls: list[ExpertCall] = []
@@ -115,6 +145,9 @@ class Generation:
 
     def news(self) -> None:
         """Something came from the engine."""
+        if self.stop_watch is not None:
+            self.look()
+            self._look_for_stop()
         self.first_token()
         self.wake()
 
@@ -123,6 +156,39 @@ class Generation:
         if self._call is not None:
             with contextlib.suppress(UpstreamError):  # the call itself finds it, and tries again
                 self._call.settle()
+
+    def _look_for_stop(self) -> None:
+        """End where a stop string ends that an earlier call began: the engine cannot see it."""
+        if self.stop_watch is None or self._call is None:
+            return
+        found = self.stop_watch.look(self.output.ids)
+        if found is not None:
+            self.stopped = {"type": "stop", "matched": found.stop}
+            self._call.stop(found.tokens, self.stopped)
+        if self.stop_watch.over:
+            self.stop_watch = None
+
+    async def prepare_resume(self) -> None:
+        """What a call behind earlier output needs. GenerationPreempted: output that follows a grammar was shown already."""
+        stops = self.sampling.get("stop") or ()
+        if has_grammar(self.sampling):
+            self._start_over()
+        elif stops:
+            decode = await self.decoder()
+            stops = [stops] if isinstance(stops, str) else stops
+            self.stop_watch = StopWatch(decode, stops, self.output.ids) if decode is not None else None
+            if decode is None:
+                self.inexact.add("stop")
+
+    def _start_over(self) -> None:
+        if self.streams:
+            raise GenerationPreempted(
+                "a weight update cut output that follows a grammar, which no engine can go on with",
+                session_id=self.session.identity.session_id,
+            )
+        self.output = Output()
+        self.expert_calls.clear()
+        self.version_at_dispatch = ""
 
     def begin_call(self, engine: Engine, *, experts: bool = False) -> ChunkReader:
         """A new engine call, with an id of its own. `experts`: it shall say where tokens were routed."""
@@ -136,6 +202,7 @@ class Generation:
 
     def end_call(self) -> Mapping[str, Any] | None:
         """Close the call; its finish reason, or None if it broke off."""
+        self._look_for_stop()
         call, self._call = self._call, None
         assert call is not None
         self.held = call.changes  # an engine that held it over updates, as its last call tells
@@ -146,6 +213,8 @@ class Generation:
             ExpertCall(len(self.prompt) + before, call.count, self._experts_from or 0, rows)
         )
         self.output.pieces += bool(call.count)
+        ids = self.output.ids
+        self.inexact.update(inexact(self.sampling, ids[:before], ids[before:]) if before else ())
         self.span_mismatches += call.span_mismatch
         if before == 0:
             self.cached_tokens = int(call.meta.get("cached_tokens") or 0)
@@ -154,9 +223,7 @@ class Generation:
     def request_body(self, interval: int) -> dict[str, Any]:
         """What the engine gets: prompt plus partial output, and the rest of the budget. `interval`: tokens per event."""
         ids = self.output.ids
-        sampling = {**self.sampling, "max_new_tokens": self.left}
-        if sampling.get("min_new_tokens"):
-            sampling["min_new_tokens"] = max(0, sampling["min_new_tokens"] - len(ids))
+        sampling = continued(self.sampling, ids, self.left)
         if interval > 1 and not self.streams:
             sampling["stream_interval"] = interval
         body = {
@@ -203,6 +270,8 @@ class GenerationController:
         fruitless = 0
         while True:
             await self._gate.enter(generation.session.identity.session_id)
+            if generation.output_ids:
+                await generation.prepare_resume()
             engine = self._registry.pick(generation.session.engine, avoid)
             self.check_versions(generation, [*generation.versions, engine.version])
             before = generation.left
@@ -214,7 +283,7 @@ class GenerationController:
                     avoid.add(name)  # else only the connection broke: one more try
                 lost.add(name)
                 log.warning("generation_lost_its_engine", error=broken, kept=len(generation.output_ids))
-                finish = {"type": "abort"}
+                finish = generation.stopped or {"type": "abort"}
             else:
                 preempted = finish.get("type") == "abort"
                 generation.preemptions += preempted
@@ -248,6 +317,8 @@ class GenerationController:
                 generation.resumes += 1
                 self._metrics.resumed()
                 return False
+        for field in generation.inexact:
+            self._metrics.inexact(field)
         return True
 
     async def _call(self, generation: Generation, engine: Engine) -> Mapping[str, Any]:
@@ -265,6 +336,8 @@ class GenerationController:
                 reader,
                 generation.news,
             )
+            if generation.stopped is not None:
+                self._later(engine.abort(rid))
         except (asyncio.CancelledError, EngineTimeout):
             # the closed connection aborts it as well, but some engines notice that seconds later
             self._later(engine.abort(rid))
@@ -285,11 +358,6 @@ class GenerationController:
         if not self._staleness.partial_rollout and candidate:
             check_unchanged([*session.versions, *candidate[:-1]], candidate[-1], **ids)
         check_span(session.versions, candidate, self._staleness.max_partial_rollout_preempts, **ids)
-
-    async def preempt_all(self) -> None:
-        """Abort every engine call. One that is still on its way is caught by the next round."""
-        calls = [(g.engine, rid) for rid, g in self.running.items()]
-        await asyncio.gather(*(engine.abort(rid) for engine, rid in calls if engine is not None))
 
     async def wait_quiet(self, timeout_s: float) -> bool:
         """Whether no engine call was left within this time."""

@@ -30,6 +30,9 @@ class Metrics:
             "hoofprint_preemptions_total", "Generations cut by a weight update, or held over one"
         )
         self._resumes = self._counter("hoofprint_resumes_total", "Generations that went on")
+        self._inexact = self._counter(
+            "hoofprint_inexact_resumes_total", "Generations with a field that no resume can hand on", "field"
+        )
         self._switches = self._counter(
             "hoofprint_engine_switches_total", "Generations that went to another engine than their session's"
         )
@@ -103,6 +106,11 @@ class Metrics:
         if times:
             self._preemptions.inc(times)
             self.counts["preemptions"] += times
+
+    def inexact(self, field: str) -> None:
+        """A generation ended for which a resume could not hand on a field exactly."""
+        self._inexact.labels(field).inc()
+        self.counts["inexact_resumes"] += 1
 
     def resumed(self) -> None:
         """A generation goes on from its partial tokens."""

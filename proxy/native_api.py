@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import orjson
@@ -71,6 +72,8 @@ class NativeApi:
             self._metrics.ignored(field)
         stream = bool(body.get("stream"))
         generation = Generation(session, prompt, sampling, budget, streams=stream, tops=_tops(body))
+        skip = sampling.get("skip_special_tokens") is not False
+        generation.decoder = partial(self._tokenizers.decoder, skip_special=skip)
         turn = self._turn(call, body, generation, prompt.tobytes(), received_at, end)
         if stream:
             await self._stream(call, body, turn)

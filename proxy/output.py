@@ -44,6 +44,13 @@ class Output:
         for span in spans:
             self._mark(span.version, first + span.start, first + span.stop)
 
+    def cut(self, length: int) -> None:
+        """Forget what is behind the first `length` tokens."""
+        del self.ids[length:]
+        del self.logprobs[length:]
+        del self.tops[length:]
+        self.label_from(length, ())
+
     def _mark(self, label: str, start: int, stop: int) -> None:
         if self.spans and self.spans[-1].version == label:
             start = self.spans.pop().start

@@ -21,6 +21,7 @@ from proxy.control_view import ControlView
 from proxy.markup import Markup, Message
 from proxy.registry import EngineRegistry
 from proxy.routing import Reason
+from proxy.stop_watch import Decode
 from schemas.errors import BadRequest
 
 log = structlog.get_logger(__name__)
@@ -266,10 +267,16 @@ class Tokenizers:
         return self._loaded
 
     async def decode(self, ids: Sequence[int], *, skip_special: bool) -> str | None:
-        """Text of tokens, by the light half of the tokenizer; None where no checkpoint directory has one."""
+        """Text of tokens; None where no checkpoint directory has a tokenizer."""
+        decode = await self.decoder(skip_special=skip_special)
+        return None if decode is None else decode(ids)
+
+    async def decoder(self, *, skip_special: bool) -> Decode | None:
+        """The light half of the tokenizer; None where no checkpoint directory has one."""
         if self._decoder is None:
             self._decoder = await asyncio.to_thread(self._load_decoder)
-        return str(self._decoder.decode(list(ids), skip_special)) if self._decoder else None
+        tokenizer = self._decoder
+        return (lambda ids: str(tokenizer.decode(list(ids), skip_special))) if tokenizer else None
 
     def _load_decoder(self) -> Any:
         from tokenizers import Tokenizer

@@ -36,6 +36,8 @@ ProxyMetric = Literal[
     # generations cut by a weight update, and those that went on
     "hoofprint_preemptions_total",
     "hoofprint_resumes_total",
+    # those that went on with a field that could not be handed on exactly
+    "hoofprint_inexact_resumes_total",
     # generations that went to another engine than their session's last one
     "hoofprint_engine_switches_total",
     # bytes of request and answer bodies
