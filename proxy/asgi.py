@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 import structlog
 
-from proxy.bounded_http import ABORT
+from proxy.bounded_http import CONNECTION
 from schemas.errors import BadRequest, HoofprintError, RolloutError
 
 log = structlog.get_logger(__name__)
@@ -59,6 +59,15 @@ class HeadersTooLarge(RolloutError):
 
     code = "headers_too_large"
     http_status = 431
+
+
+class Connection(Protocol):
+    """What a call may know of the connection that it came through."""
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def abort(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +191,20 @@ class Call:
     async def _send(self, message: Message) -> None:
         """Waits while the client's buffers are full, but not for ever. ClientGone."""
         self.bytes_out += len(message.get("body", b""))
+        connection: Connection | None = self.scope.get(CONNECTION)
+        if connection is None or not connection.is_full:
+            await self._send_now(message)
+            return
         try:
             async with asyncio.timeout(self._bounds.stall_s):
                 await self._send_now(message)
         except TimeoutError:
-            abort = self.scope.get(ABORT)
-            if abort is not None:
-                abort()
-                await asyncio.sleep(
-                    0
-                )  # the server shall see that the connection is lost before the call ends
+            connection.abort()
+            await asyncio.sleep(0)  # the server shall see that the connection is lost before the call ends
             raise ClientGone from None
+        # it may have ended because the client went: that shall cancel the call before it does anything more
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
     async def disconnected(self) -> None:
         """Return when the client has gone (after the body, a disconnect is the only message left)."""

@@ -11,8 +11,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 65_536
-ABORT = "hoofprint.abort"
-"""Key in the scope: drops the connection, unsent bytes too."""
+CONNECTION = "hoofprint.connection"
+"""Key in the scope: the connection that the call came through."""
 _REFUSAL = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -29,7 +29,16 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
-        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more of the answer has to wait for its client."""
+        return self.flow.write_paused
+
+    def abort(self) -> None:
+        """Drop the connection, unsent bytes too."""
+        self.transport.abort()
 
     def on_headers_complete(self) -> None:
         """Its head is there."""

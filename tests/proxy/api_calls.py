@@ -60,4 +60,3 @@ APIS = (
     ),
 )
 CASES = [(api, stream) for api in APIS for stream in (False, True)]
-IDS = [f"{api.name}-{'stream' if stream else 'whole'}" for api, stream in CASES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -51,8 +52,11 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
 class Proxy:
     """One proxy under test and a client of it."""
 
-    def __init__(self, parts: Parts, base: str, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, parts: Parts, base: str, http: aiohttp.ClientSession, connections: Callable[[], set[Any]] = set
+    ) -> None:
         self.parts = parts
+        self.connections = connections
         self.base = base
         self.http = http
 
@@ -82,21 +86,27 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def running_proxy(settings: Settings) -> AsyncIterator[Proxy]:
+async def running_proxy(settings: Settings, send_buffer: int = 0) -> AsyncIterator[Proxy]:
+    """`send_buffer`: bytes that the kernel takes of an answer that nobody reads."""
     failures: list[HoofprintError] = []
     app = build_app(settings, system_clock, failures.append)
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, http=BoundedHttp, lifespan="on", log_config=None, access_log=False
-    )
+        app, host="127.0.0.1", port=0, http=BoundedHttp, lifespan="on", log_config=None, access_log=False,
+        timeout_graceful_shutdown=3,
+    )  # fmt: skip
     server = uvicorn.Server(config)
-    serving = asyncio.ensure_future(server._serve())
+    port = socket.socket()
+    if send_buffer:
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    port.bind(("127.0.0.1", 0))
+    serving = asyncio.ensure_future(server._serve([port]))
     await until(lambda: server.started or serving.done(), "the server")
-    port = server.servers[0].sockets[0].getsockname()[1]
+    base = f"http://127.0.0.1:{port.getsockname()[1]}"
     parts: Parts = app.state.parts
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         try:
             await until(lambda: parts.control.ready and parts.registry.usable, "readiness")
-            yield Proxy(parts, f"http://127.0.0.1:{port}", http)
+            yield Proxy(parts, base, http, lambda: server.server_state.connections)
         finally:
             server.should_exit = True
             await serving
