@@ -159,6 +159,9 @@ async def test_a_stream_that_nobody_reads(
         opened = await proxy.open(sample=number)
         engine.tokens, engine.delay_s = always_says("well, " * 200), 0.002
         client = await send(proxy, opened, api.path, long_stream(api), receive=2048)
+        await until(lambda: engine.running, "the engine call")
+        for connection in proxy.connections():
+            connection.transport.set_write_buffer_limits(high=1000)
         await until(lambda: stuck(proxy), f"a full buffer: {api.name}")
         engine.tokens, engine.delay_s = always_says("well"), 0.0
         assert (await proxy.generate(other, [1], 3))[0] == 200  # nobody else waits for it
