@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,7 @@ from proxy.tito import Tokenizers
 from proxy.tokens_auth import TokenSigner, signing_key
 from proxy.turns import Turns
 from proxy.weight_update import WeightUpdates
-from schemas.errors import ConfigError, HoofprintError, UnknownSession
+from schemas.errors import ConfigError, HoofprintError, InvariantBroken, UnknownSession
 from schemas.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -154,12 +154,18 @@ class Parts:
         await claim_follower.begin(self.ownership, self.settings.kafka)
         await self.control.start(self.settings.kafka, self.on_failure)
         await self.updates.at_start()
-        self.tasks.append(asyncio.ensure_future(self.updates.catch_up.watch()))
-        self.tasks.append(asyncio.ensure_future(claim_follower.watch(self.ownership)))
-        self.tasks.append(asyncio.ensure_future(self.sessions.expire(self.settings.proxy.session_idle_s)))
+        self._background(self.updates.catch_up.watch())
+        self._background(claim_follower.watch(self.ownership))
+        self._background(self.sessions.expire(self.settings.proxy.session_idle_s))
         log.info(
             "proxy_ready", engines=[repr(e) for e in self.registry.engines], version=self.registry.wanted
         )
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work for as long as the process lives: without it, the process ends and is started anew."""
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda task: _report(task, self.on_failure))
+        self.tasks.append(task)
 
     async def stop(self) -> None:
         """Leave nothing running; records in flight are acknowledged first, and no engine stays paused."""
@@ -196,7 +202,11 @@ def build_app(settings: Settings, clock: Clock, on_failure: Callable[[HoofprintE
 def _report(task: asyncio.Task[Any], on_failure: Callable[[HoofprintError], None]) -> None:
     if task.cancelled() or (failure := task.exception()) is None:
         return
-    on_failure(failure if isinstance(failure, HoofprintError) else ConfigError(f"start failed: {failure!r}"))
+    on_failure(
+        failure
+        if isinstance(failure, HoofprintError)
+        else InvariantBroken(f"the proxy's own work broke: {failure!r}")
+    )
 
 
 def _add_routes(app: Front, parts: Parts) -> None:

@@ -155,12 +155,16 @@ class Engine:
             return
 
     async def pause(self, mode: str) -> None:
-        """Hold generation."""
-        await self._post("/pause_generation", {"mode": mode})
+        """Hold generation. EngineUnavailable: it does not."""
+        status, reply = await self._post("/pause_generation", {"mode": mode})
+        if status != 200:
+            raise EngineUnavailable(f"the engine does not pause: {status} {reply}", engine=self.engine_id)
 
     async def go_on(self) -> None:
-        """End a pause; harmless where there is none."""
-        await self._post("/continue_generation", {})
+        """End a pause; harmless where there is none, or nothing like it. EngineUnavailable: it may be paused still."""
+        status, reply = await self._post("/continue_generation", {})
+        if status >= 500:
+            raise EngineUnavailable(f"the engine does not go on: {status} {reply}", engine=self.engine_id)
 
     async def update_weights(self, checkpoint: str, version: str, *, abort: bool = False) -> None:
         """Load a checkpoint directory under a label; `abort`: whatever runs there ends first, whoever sent it.

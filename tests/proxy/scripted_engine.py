@@ -43,6 +43,8 @@ class ScriptedEngine:
     paused: bool = False
     hangs: set[str] = field(default_factory=set)
     """Endpoints that take a request and never answer."""
+    breaks: set[str] = field(default_factory=set)
+    """Endpoints that answer 500 and do nothing."""
     model_path: str = "scripted"
     unloadable: set[str] = field(default_factory=set)
     """Versions whose checkpoint it refuses."""
@@ -90,6 +92,8 @@ class ScriptedEngine:
     async def _hang(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if request.path in self.hangs:
             await asyncio.Event().wait()
+        if request.path in self.breaks:
+            return web.Response(status=500, text="broken")
         reply: web.StreamResponse = await handler(request)
         return reply
 

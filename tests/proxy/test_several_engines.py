@@ -13,6 +13,7 @@ from proxy_rig import Proxy, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine, token_at
 from update_calls import get, read, states, update
 
+from schemas.errors import HoofprintError
 from schemas.events import PolicyActivated
 from schemas.settings import Settings
 from schemas.topics import CONTROL
@@ -139,20 +140,21 @@ async def test_preempted_counts_what_was_cut_at_each_engine(
 
 
 @pytest.mark.parametrize("stays", ["/pause_generation", "/continue_generation"])
+@pytest.mark.parametrize("fault", ["hangs", "breaks"])
 async def test_retract_an_engine_that_does_not_pause_or_go_on_is_left_out(
-    broker: str, tmp_path: Path, engine: ScriptedEngine, second_engine: ScriptedEngine, stays: str
+    broker: str, tmp_path: Path, engine: ScriptedEngine, second_engine: ScriptedEngine, stays: str, fault: str
 ) -> None:
     proxied = {**SHORT, "update_strategy": "retract"}
     settings = settings_for(broker, tmp_path, [engine.url, second_engine.url], proxy=proxied)
     async with running_proxy(settings) as proxy:
         await both_up(proxy)
         call = await running_at(proxy, second_engine, engine)
-        second_engine.hangs = {stays}
+        setattr(second_engine, fault, {stays})
         status, outcome = await update(proxy, "v2")
         assert (status, outcome["activated"]) == (200, [name(engine)])
         _, reply = await call  # it goes on at the other
         assert reply["output_ids"] == [token_at(1 + i) for i in range(6)]
-        second_engine.hangs = set()
+        setattr(second_engine, fault, set())
         await both_up(proxy)
         assert not second_engine.paused
     assert second_engine.version == "v2"
@@ -227,6 +229,26 @@ async def test_an_engine_that_starts_anew_during_an_update_is_left_out_and_catch
         assert await versions_served(proxy) == {"v2"}
 
 
+async def test_an_engine_that_started_anew_between_two_looks_gives_itself_away_by_its_first_answer(
+    broker: str, tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nobody_looks(_engine: object) -> None:
+        pass
+
+    settings = settings_for(broker, tmp_path, [engine.url])
+    async with running_proxy(settings) as proxy:
+        assert (await update(proxy, "v2"))[0] == 200
+        catch_up = proxy.parts.updates.catch_up
+        monkeypatch.setattr(catch_up, "look_after", nobody_looks)
+        engine.version, engine.model_path = "default", "scripted"
+        assert await versions_served(proxy, 1) == {"default"}  # the truth is recorded
+        status, reply = await proxy.generate(await proxy.open("later"), [1], 2)
+        assert (status, reply["error"]["engines"]) == (503, {name(engine): "waiting"})
+        monkeypatch.undo()
+        await catch_up.look_after(proxy.parts.registry.engines[0])
+        assert await versions_served(proxy, 1) == {"v2"}
+
+
 async def test_a_restarted_proxy_does_not_load_again_what_an_engine_has(
     broker: str, tmp_path: Path, engine: ScriptedEngine
 ) -> None:
@@ -288,3 +310,19 @@ async def test_another_proxy_of_the_same_engine_resumes_and_follows_instead_of_u
     assert reply["output_ids"] == [token_at(1 + i) for i in range(5)]
     assert reply["meta_info"]["hoofprint"]["versions"] == ["v2", "v3"]
     assert engine.updates == ["v2", "v3"]
+
+
+async def test_a_watch_that_breaks_ends_the_process_instead_of_watching_no_more(
+    broker: str, tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[HoofprintError] = []
+
+    async def broken(_engine: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    settings = settings_for(broker, tmp_path, [engine.url])
+    async with running_proxy(settings) as proxy:
+        proxy.parts.on_failure = failures.append
+        monkeypatch.setattr(proxy.parts.updates.catch_up, "look_after", broken)
+        await until(lambda: failures, "its end")
+    assert "a mistake" in failures[0].message
