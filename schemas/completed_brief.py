@@ -19,7 +19,12 @@ from schemas.avro_reader import READER_GIVES_UP, compile_reader
 from schemas.codec import HEADER_SIZE, decode, decode_as, plain_schemas
 from schemas.events import Event, GroupCompleted, Kind, PayloadRef, TrajectoryStatus
 
-_SIZES = (32, *range(1, 65))  # of texts; most ids have 32 digits
+_SIZES = (
+    32,
+    64,
+    *range(1, 32),
+    *range(33, 64),
+)  # of texts, in the order they are tried: ids and digests first
 _NUMBER = rb"(?>[\x80-\xff]{0,8}[\x00-\x7f])"
 
 
