@@ -51,8 +51,8 @@ Decoder = Callable[[], Awaitable[Decode | None]]
 """How to find a decoder of the output: None where no tokenizer can be had."""
 
 
-def _nobody() -> None:
-    pass
+def nobody() -> None:
+    """Nobody listens."""
 
 
 def known(decode: Decode | None) -> Decoder:
@@ -87,8 +87,8 @@ class Generation:
         self.streams = streams
         self.tops = tops
         self.output = Output()
-        self.first_token: Callable[[], None] = _nobody
-        self.wake: Callable[[], None] = _nobody
+        self.first_token: Callable[[], None] = nobody
+        self.wake: Callable[[], None] = nobody
         """Called when there is something new, for a client that streams."""
         self.interrupt: HoofprintError | None = None
         """Why it was cancelled, if not by its client."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from journal.clock import Clock
 from proxy.asgi import Call
-from proxy.generation import Generation, GenerationController
+from proxy.generation import Generation, GenerationController, nobody
 from proxy.limits import Limits
 from proxy.metrics import Metrics
 from proxy.ownership import SessionTaken
@@ -117,6 +117,9 @@ class Turns:
             await self._refuse(session, refusal)
             raise
         finally:
+            generation.first_token = (
+                nobody  # it holds the turn, which holds the generation: a circle outlives its session
+            )
             session.inflight.pop(generation, None)
             session.used_at = self.clock()
 

@@ -25,41 +25,45 @@ class StreamCost(NamedTuple):
 async def measure(stage: Stage, api: Api) -> StreamCost:
     """First one at a time, then 32 at once."""
     async with client_of(stage) as client:
-        await _stream(client, api, TOKENS)
+        await _stream(client, api, await _opened(client), TOKENS)
         await client.post(stage.engine + "/clock", {})
         lags = [await _lag(client, api) for _ in range(20)]
-        before = stage.cpu()
+        spent = 0.0
         for _ in range(ROUNDS):
-            await at_once(AT_ONCE, lambda _: _stream(client, api, TOKENS))
-        spent = stage.cpu() - before
+            bases = [await _opened(client) for _ in range(AT_ONCE)]
+            before = stage.cpu()
+            await at_once(AT_ONCE, lambda i: _stream(client, api, bases[i], TOKENS))  # noqa: B023 - awaited here
+            spent += stage.cpu() - before
+            await at_once(AT_ONCE, lambda i: client.close(bases[i]))  # noqa: B023
     return StreamCost(statistics.median(lags), spent / (ROUNDS * AT_ONCE) * 1000)
 
 
+async def _opened(client: Client) -> str:
+    return await client.open(uuid.uuid4().hex)
+
+
 async def _lag(client: Client, api: Api) -> float:
-    seen = await _stream(client, api, 32)
+    base = await _opened(client)
+    seen = await _stream(client, api, base, 32)
     (first,) = (await client.post(client.stage.engine + "/clock", {})).values()
+    await client.close(base)
     return (seen - first) * 1000
 
 
-async def _stream(client: Client, api: Api, tokens: int) -> float:
+async def _stream(client: Client, api: Api, base: str, tokens: int) -> float:
     """When its first token came."""
-    base = await client.open(uuid.uuid4().hex)
     if api == "native":
         url, mark = base + "/generate", re.compile(rb"output_ids")
-        body = {
-            "input_ids": client.stage.tokens[:64],
-            "sampling_params": {"max_new_tokens": tokens},
-            "stream": True,
-        }
+        sampling = {"max_new_tokens": tokens}
+        body = {"input_ids": client.stage.tokens[:64], "sampling_params": sampling, "stream": True}
     else:
         url, mark = base + "/v1/chat/completions", re.compile(rb'"content":"[^"]')
         body = {
-            "model": "policy", "messages": [{"role": "user", "content": "What is a log?"}], "max_tokens": tokens, "stream": True,
-            "ignore_eos": True,
+            "model": "policy", "messages": [{"role": "user", "content": "What is a log?"}], "max_tokens": tokens,
+            "stream": True, "ignore_eos": True,
         }  # fmt: skip
     first = 0.0
     async for at, piece in client.frames(url, body):
         if not first and mark.search(piece):
             first = at
-    await client.close(base)
     return first
