@@ -92,6 +92,17 @@ class CrashRun:
         if again:
             self.start(part, name)
 
+    def stop(self, name: str) -> int:
+        """SIGTERM; the status. It is not started again."""
+        _, child = self.children.pop(name)
+        child.send_signal(signal.SIGTERM)
+        return child.wait(30)
+
+    def move_to(self, directory: Path) -> None:
+        """Processes that start from now on run on another machine: nothing of the old one's directory is there."""
+        run = self.settings.run.model_copy(update={"directory": str(directory)})
+        self._file.write_text(self.settings.model_copy(update={"run": run}).to_json(), encoding="utf-8")
+
     def write(self, names: Sequence[str]) -> threading.Thread:
         """Whole groups of two turns, eight at a time, in a thread; it ends when all of them are acknowledged.
 
@@ -103,8 +114,11 @@ class CrashRun:
                 while start - self._trained > AHEAD:
                     time.sleep(0.005)
                 some = names[start : start + 8]
-                for index, name in enumerate(some):
-                    self.producer.send(_admitted(name, start + index))
+                admitted = [
+                    self.producer.send(_admitted(name, start + index)) for index, name in enumerate(some)
+                ]
+                for future in admitted:  # as the feeder does: nobody rolls out what is not admitted yet
+                    future.result(90)
                 sessions = [session for name in some for session in group(name, SIZE, at=system_clock())]
                 sent = [self.producer.send(event) for turn in zip(*sessions, strict=True) for event in turn]
                 for future in sent:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from assembler_sessions import RUN
 from crash_run import CrashRun
 
 from schemas import events as ev
@@ -91,5 +92,47 @@ def test_a_full_disk_ends_the_assembler_and_costs_nothing_once_there_is_room(
         recover()
         run.laws(NAMES[:32])
         record_property("recovery_s", run.recovery_s)
+    finally:
+        run.close()
+
+
+def test_sigterm_under_load_ends_each_process_in_order_and_nothing_is_done_again(run: CrashRun) -> None:
+    run.start("assembler", "assembler")
+    run.start("controller", "controller")
+    writing = run.write(NAMES)
+    for moment, name in ((16, "assembler"), (48, "controller"), (80, "assembler")):
+        run.until(lambda moment=moment: run.completed() >= moment, "groups do not complete")  # type: ignore[misc]
+        recover = run.broken(ev.GroupCompleted if name == "assembler" else ev.TrainBatch)
+        assert run.stop(name) == 0
+        run.start(name, name)
+        recover()
+    assert "stopped_hard" not in run.log.read_text()
+    run.acknowledged(writing)
+    run.laws(NAMES)
+    assert len(run.said) == len({event.event_id for event in run.said})
+
+
+def test_the_state_comes_back_on_another_machine_from_the_log(
+    kafka: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Only the log and the payload store are shared: the directory with snapshots and logs is not there."""
+    run = CrashRun(kafka, tmp_path, f"payload.url={tmp_path / 'shared'}")
+    try:
+        for name in ("assembler", "controller"):
+            run.start(name, name)
+        writing = run.write(NAMES)
+        run.until(lambda: len(run.batched()) >= 32, "no batches")
+        assert run.stop("controller") == 0  # in order, so that it leaves a snapshot behind on the old machine
+        run.kill("assembler", again=False)
+        assert list((tmp_path / RUN / "controller").iterdir())
+        recover = run.broken(ev.TrainBatch)
+        run.move_to(tmp_path / "elsewhere")
+        for name in ("assembler", "controller"):
+            run.start(name, name)
+        recover()
+        run.acknowledged(writing)
+        run.laws(NAMES)
+        record_property("recovery_s", run.recovery_s)
+        assert '"snapshot":0' in run.log.read_text().rpartition('"event":"folding"')[0].rpartition("\n")[2]
     finally:
         run.close()
