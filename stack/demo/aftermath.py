@@ -27,7 +27,8 @@ def aftermath(settings: Settings, demo: Demo, console: Console) -> int:
     if demo.shows_replies:
         console.print(side_by_side(replies(directory)))
     full = settings.trainer.steps >= demo.steps
-    return verdict_of([*laws(directory), *effects(demo, facts, full=full)], console)
+    cuts = settings.proxy.update_strategy == "abort"
+    return verdict_of([*laws(directory), *effects(demo, facts, full=full, cuts=cuts)], console)
 
 
 def archived_facts(directory: Path, run_id: str) -> RunFacts:

@@ -28,8 +28,9 @@ class Check:
     said: str
 
 
-def effects(demo: Demo, facts: RunFacts, *, full: bool) -> list[Check]:
-    """The real effects of asynchrony. `full`: the run was long enough for learning and staleness to be required of it."""
+def effects(demo: Demo, facts: RunFacts, *, full: bool, cuts: bool = True) -> list[Check]:
+    """The real effects of asynchrony. `full`: the run was long enough for learning and staleness to be required of it;
+    `cuts`: weight updates cut generations (`proxy.update_strategy = abort`)."""
     found = [Check("steps", bool(facts.steps), f"{len(facts.steps)} optimizer steps")]
     if full:
         found.append(learning(facts, demo.goal))
@@ -41,7 +42,9 @@ def effects(demo: Demo, facts: RunFacts, *, full: bool) -> list[Check]:
                 f"at most {facts.most_versions_alive} at one moment",
             ),
             Check(
-                "preempted", facts.preempted > 0, f"{facts.preempted} generations were cut by a weight update"
+                "preempted",
+                (facts.preempted > 0) == cuts,
+                f"{facts.preempted} generations were cut by a weight update",
             ),
             Check("resumed", facts.resumed > 0, f"{facts.resumed} went on under the new weights"),
             Check("stale_groups", facts.stale > 0, f"{facts.stale} groups fell out of the window"),

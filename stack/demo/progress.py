@@ -55,7 +55,7 @@ class Display:
         table.add_row("reward", sparkline(curve), f"{curve[-1]:.3f}" if curve else "")
         table.add_row("groups", _groups(facts), "")
         table.add_row("versions", f"{facts.versions_alive} alive, {len(facts.published)} published", "")
-        table.add_row("generations", f"{facts.preempted} preempted, {facts.resumed} resumed", "")
+        table.add_row("generations", f"{facts.preempted} cut, {facts.resumed} went on", "")
         table.add_row("speed", f"{facts.tokens_per_second:.0f} tokens/s", f"{facts.seconds:.0f} s")
         return table
 
@@ -77,7 +77,7 @@ def line(facts: RunFacts, step: int, steps: int) -> str:
     metrics = facts.steps[step].metrics
     return (
         f"step {step}/{steps}  reward {fmean(rewards) if rewards else 0.0:.3f}  lag {metrics.get('lag_mean', 0.0):.2f}  "
-        f"{facts.versions_alive} versions alive  {_groups(facts)}  {facts.preempted} preempted  "
+        f"{facts.versions_alive} versions alive  {_groups(facts)}  {facts.preempted} cut  "
         f"{facts.tokens_per_second:.0f} tokens/s"
     )
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schemas import events as ev
 from schemas.errors import ConfigError
 from schemas.settings import load
-from stack.demo.checks import drift, learning
+from stack.demo.checks import drift, effects, learning
 from stack.demo.facts import LagRow, RunFacts, StepFacts, drift_by_lag
 from stack.demo.presets import DIAL, SMOLLM2, Goal, demo_named, reward, right
 from stack.demo.progress import line, sparkline
@@ -221,3 +221,12 @@ def test_on_sglang_a_demo_has_its_own_steps_and_goal() -> None:
 def test_an_unknown_demo_or_engine_names_those_that_there_are(task: str, engine: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         demo_named(task, engine)
+
+
+@pytest.mark.parametrize(
+    ("preempted", "cuts", "ok"), [(3, True, True), (0, True, False), (0, False, True), (3, False, False)]
+)
+def test_updates_cut_generations_unless_the_engines_hold_them(preempted: int, cuts: bool, ok: bool) -> None:
+    facts = RunFacts("r", preempted=preempted, resumed=2)
+    found = {check.name: check.ok for check in effects(DIAL, facts, full=True, cuts=cuts)}
+    assert (found["preempted"], found["resumed"]) == (ok, True)
