@@ -64,8 +64,8 @@ def render_console(report: Report) -> Group:
             f"{totals.steps_per_min:.1f} steps/min; {totals.output_tokens} tokens generated, {totals.trained_tokens} trained"
         ),
         (
-            f"{totals.weight_updates} weight updates cut {totals.preempted} generations; {totals.resumed} went on under new weights "
-            f"(pause {_number(totals.pause_ms_mean)} ms)"
+            f"{totals.weight_updates} weight updates cut {totals.preempted} generations; {totals.resumed} went on under "
+            f"new weights (pause {_number(totals.pause_ms_mean)} ms)"
         ),
     ]
     return Group(
