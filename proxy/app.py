@@ -12,15 +12,17 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
+import orjson
 import structlog
 from starlette.routing import Route
 
 from journal.clock import Clock
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
-from proxy import claim_follower
+from proxy import claim_follower, openapi
 from proxy.asgi import Bounds, Call, Count, Endpoint
 from proxy.chat_api import ChatApi
 from proxy.completions_api import CompletionsApi
@@ -246,6 +248,12 @@ def _add_routes(app: Front, parts: Parts) -> None:
     ]
     table = [(method, "/s/{token}" + path, handler, path) for method, path, handler in inside]
     table += [(method, path, handler, path) for method, path, handler in inside + outside]
+    described = [
+        (method, path, api, (handler.__doc__ or api).split("\n", 1)[0])
+        for method, path, handler, api in table
+    ]
+    raw = orjson.dumps(openapi.document(described, metadata.version("hoofprint")))
+    table.append(("GET", "/openapi.json", lambda call: call.reply(raw), "/openapi.json"))
     bounds = Bounds(parts.settings.proxy.max_header_bytes, parts.settings.proxy.client_stall_s)
     routes = [
         Route(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
+from traceback import extract_tb
 from typing import Any, Protocol
 
 import orjson
@@ -241,10 +242,12 @@ class Endpoint:
             self._count(call, 499)
         except HoofprintError as error:
             await self._answer_error(call, error)
-        except (
-            Exception
-        ):  # the process boundary: a mistake of ours becomes one answer and one line in the log
-            log.exception("request_broke", path=scope["path"].rpartition("/")[2])
+        except Exception as mistake:  # noqa: BLE001 — the process boundary: one answer, one line in the log
+            # not its text: that may repeat what a client sent
+            places = [
+                f"{f.filename.rpartition('/')[2]}:{f.lineno}" for f in extract_tb(mistake.__traceback__)
+            ]
+            log.error("request_broke", kind=type(mistake).__name__, at=places[-8:])  # noqa: TRY400
             await self._answer_error(call, HoofprintError("the proxy made a mistake; its log says more"))
 
     async def _answer_error(self, call: Call, error: HoofprintError) -> None:

@@ -115,7 +115,8 @@ def _messages(messages: object) -> list[dict[str, Any]]:
 
 def _message(message: object, where: str) -> dict[str, Any]:
     """As templates want it: text content, arguments as objects, developer as system."""
-    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or not isinstance(role, str) or role not in _ROLES:
         raise BadRequest(f"{where} must be an object with a known role", field=f"{where}.role")
     content = message.get("content")
     if type(content) is str and len(message) == 2 and message["role"] != "developer":
@@ -196,11 +197,26 @@ def _sampling(body: dict[str, Any], temperature: float, stops: list[str]) -> dic
             sampling[name] = whole
     if stops:
         sampling["stop"] = stops
-    for field in ("stop_token_ids", "ignore_eos"):
-        if body.get(field) is not None:
-            sampling[field] = body[field]
+    _ends(body, sampling)
     _structure(body.get("response_format"), sampling)
     return sampling
+
+
+def _ends(body: dict[str, Any], sampling: dict[str, Any]) -> None:
+    """Tokens that end an answer, and whether the model's own does."""
+    ids, ignore = body.get("stop_token_ids"), body.get("ignore_eos")
+    if ids is not None:
+        if (
+            not isinstance(ids, list)
+            or len(ids) > 64
+            or not all(type(i) is int and 0 <= i < 2**31 for i in ids)
+        ):
+            raise BadRequest("stop_token_ids must be a list of at most 64 token ids", field="stop_token_ids")
+        sampling["stop_token_ids"] = ids
+    if ignore is not None:
+        if not isinstance(ignore, bool):
+            raise BadRequest("ignore_eos must be true or false", field="ignore_eos")
+        sampling["ignore_eos"] = ignore
 
 
 def _structure(wanted: object, sampling: dict[str, Any]) -> None:

@@ -66,10 +66,10 @@ def _thinking(body: dict[str, Any], options: dict[str, Any], ignored: list[str])
     """Off is honoured by templates that can switch it off; a budget of thoughts is advice."""
     thinking = body.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
-        options["chat_template_kwargs"] = {
-            "enable_thinking": False,
-            **(options.get("chat_template_kwargs") or {}),
-        }
+        given = options.get("chat_template_kwargs") or {}
+        if not isinstance(given, dict):
+            raise BadRequest("chat_template_kwargs must be an object", field="chat_template_kwargs")
+        options["chat_template_kwargs"] = {"enable_thinking": False, **given}
         ignored.remove("thinking")
 
 

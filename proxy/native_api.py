@@ -70,7 +70,9 @@ class NativeApi:
         end = end_of(body) or (_ONE_CALL if one_call else None)
         for field in body.keys() - _KNOWN:
             self._metrics.ignored(field)
-        stream = bool(body.get("stream"))
+        stream = body.get("stream") or False
+        if not isinstance(stream, bool):
+            raise BadRequest("stream must be true or false", field="stream")
         generation = Generation(session, prompt, sampling, budget, streams=stream, tops=_tops(body))
         skip = sampling.get("skip_special_tokens") is not False
         generation.decoder = partial(self._tokenizers.decoder, skip_special=skip)

@@ -182,7 +182,10 @@ def end_of(body: dict[str, Any]) -> EndFacts | None:
     """`final: true` with `end: {status, reason, reward, components}`: the segment carries the end."""
     if not body.get("final"):
         return None
-    return end_facts(body.get("end") or {}, "end.")
+    end = body.get("end") or {}
+    if not isinstance(end, dict):
+        raise BadRequest("end must be an object", field="end")
+    return end_facts(end, "end.")
 
 
 def end_facts(body: dict[str, Any], prefix: str = "") -> EndFacts:
