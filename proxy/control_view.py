@@ -16,6 +16,7 @@ from journal.reader import Record
 from proxy.engines import Wanted
 from schemas.errors import HoofprintError
 from schemas.events import Event, PolicyActivated, PolicyPublished, Verdict
+from schemas.index_set import GroupSet
 from schemas.settings import KafkaSettings
 from schemas.topics import CONTROL, VERDICTS
 
@@ -24,12 +25,12 @@ OnClosed = Callable[[str, int], None]
 
 class ControlView:
     """`published`: checkpoint by label (None: only its outer trainer has it), in the order of publication. `activated`:
-    (version, engine). `closed`: attempts whose sessions get 410."""
+    (version, engine). `closed`: groups by attempt, whose sessions get 410; a whole run's take no more room than its gaps."""
 
     def __init__(self, run_id: str, on_closed: OnClosed) -> None:
         self.published: dict[str, str | None] = {}
         self.activated: set[tuple[str, str]] = set()
-        self.closed: set[tuple[str, int]] = set()
+        self.closed: dict[int, GroupSet] = {}
         self.ready = False
         self._run_id = run_id
         self._on_closed = on_closed
@@ -45,7 +46,7 @@ class ControlView:
         elif isinstance(event, PolicyActivated):
             self.activated.add((event.version, event.engine_id))
         elif isinstance(event, Verdict) and event.outcome != "kept":
-            self.closed.add((event.group_id, event.attempt))
+            self.closed.setdefault(event.attempt, GroupSet(self._run_id)).add(event.group_id)
             self._on_closed(event.group_id, event.attempt)
 
     def newest(self, excluding: Container[str] = ()) -> Wanted | None:
@@ -62,7 +63,8 @@ class ControlView:
 
     def is_closed(self, group_id: str | None, attempt: int | None) -> bool:
         """Whether the attempt was retried or dropped."""
-        return group_id is not None and attempt is not None and (group_id, attempt) in self.closed
+        groups = self.closed.get(attempt) if attempt is not None else None
+        return groups is not None and group_id is not None and group_id in groups
 
     async def start(self, kafka: KafkaSettings, on_failure: Callable[[HoofprintError], None]) -> None:
         """Follow, and return when everything that is there now was folded. TransportError: no log."""

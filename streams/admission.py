@@ -20,8 +20,8 @@ from typing import Any
 
 from schemas import events as ev
 from schemas.ids import stable_id
+from schemas.index_set import GroupSet, IndexSet
 from schemas.versions import real_version
-from streams.index_set import GroupSet, IndexSet
 from streams.trainer_pace import TrainerPace
 
 _ADMISSIONS_KEPT = 64

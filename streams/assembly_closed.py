@@ -12,7 +12,7 @@ from collections import deque
 from typing import NamedTuple
 
 from schemas import events as ev
-from streams.index_set import GroupSet
+from schemas.index_set import GroupSet
 
 _REMEMBERED = 4096
 

@@ -19,12 +19,12 @@ from schemas import events as ev
 from schemas.completed_brief import CompletedBrief
 from schemas.errors import StalenessExceeded
 from schemas.events import BatchGroup, Effect, Event
+from schemas.index_set import IndexSet
 from schemas.versions import real_version
 from schemas.window import VersionWindow, WindowFacts
 from streams.control_batches import choose, enough, fills
 from streams.control_state import ControlState, FoldSettings, OpenRequest, PendingGroup, fold_settings
 from streams.group_filters import load_filter, needs_facts, refusal
-from streams.index_set import IndexSet
 
 _REJECTED = StalenessExceeded.code
 NO_FACTS = WindowFacts(False, -1, 0, ())

@@ -22,8 +22,8 @@ import msgspec
 
 from schemas.errors import CorruptPayload, IncompatibleEvent
 from schemas.events import BatchGroup, RunConfigured
+from schemas.index_set import GroupSet, IndexSet
 from schemas.window import VersionWindow, WindowOrder
-from streams.index_set import GroupSet, IndexSet
 from streams.retry_cost import RetryCosts
 
 DIGEST_SIZE = hashlib.sha256().digest_size

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import index_set
 from schemas.ids import group_id
-from streams import index_set
+from schemas.index_set import GroupSet, IndexSet
 from streams.assembly_closed import Attempt, ClosedAttempts
-from streams.index_set import GroupSet, IndexSet
 
 
 @given(st.lists(st.integers(0, 40)))
