@@ -7,6 +7,7 @@ once, as `hoofprint up` does it. Of several rounds the median; `lost` and `twice
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -42,6 +43,13 @@ class Bench:
         """The next one."""
         self._rounds += 1
         return Stage(self._broker.bootstrap_servers, self._scratch / f"recovery{self._rounds}", *sets)
+
+    def once(self, scenario: Callable[[], Outcome | None]) -> Outcome | None:
+        """One round; its payloads are not kept beside those of all the others."""
+        try:
+            return scenario()
+        finally:
+            shutil.rmtree(self._scratch / f"recovery{self._rounds}", ignore_errors=True)
 
     def assembler(self) -> Outcome:
         """kill -9, started again."""
@@ -147,7 +155,7 @@ def main(chosen: list[str]) -> None:
         for name, title, goal, break_it in scenarios:
             if chosen and name not in chosen:
                 continue
-            outcomes = [outcome for _ in range(ROUNDS) if (outcome := break_it()) is not None]
+            outcomes = [outcome for _ in range(ROUNDS) if (outcome := bench.once(break_it)) is not None]
             if not outcomes:
                 notes.append(f"{name}: not possible on this machine")
                 continue
