@@ -146,14 +146,7 @@ class Call:
 
     async def json(self, limit: int) -> dict[str, Any]:
         """The body as a JSON object; BadRequest if it is something else."""
-        raw = await self.body(limit)
-        try:
-            value = orjson.loads(raw) if raw else {}
-        except orjson.JSONDecodeError as wrong:
-            raise BadRequest(f"the body is not JSON: {wrong}", field="body") from wrong
-        if not isinstance(value, dict):
-            raise BadRequest("the body must be a JSON object", field="body")
-        return value
+        return parsed(await self.body(limit))
 
     async def reply(self, payload: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
         """One JSON answer."""
@@ -211,6 +204,17 @@ class Call:
         """Return when the client has gone (after the body, a disconnect is the only message left)."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def parsed(raw: bytes) -> dict[str, Any]:
+    """A body as a JSON object; BadRequest if it is something else."""
+    try:
+        value = orjson.loads(raw) if raw else {}
+    except orjson.JSONDecodeError as wrong:
+        raise BadRequest(f"the body is not JSON: {wrong}", field="body") from wrong
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object", field="body")
+    return value
 
 
 def event(payload: object) -> bytes:

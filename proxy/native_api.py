@@ -12,10 +12,12 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+import numpy as np
 import orjson
 
-from proxy.asgi import DONE, KEEP_ALIVE, Call, event, while_connected
+from proxy.asgi import DONE, KEEP_ALIVE, Call, event, parsed, while_connected
 from proxy.generation import Generation
+from proxy.known_head import cut_known
 from proxy.limits import Limits
 from proxy.metrics import Metrics
 from proxy.routing import place_tokens
@@ -26,6 +28,7 @@ from proxy.turn import Turn
 from proxy.turns import Turns, end_of, place_facts, text_field
 from schemas.errors import BadRequest
 from schemas.events import EndFacts, TokenSegment
+from schemas.tokens import ids_of
 
 _KNOWN = frozenset(
     {"input_ids", "sampling_params", "return_logprob", "top_logprobs_num", "stream", "rid", "final", "end", "session_id",
@@ -55,15 +58,20 @@ class NativeApi:
     async def generate(self, call: Call) -> None:
         """One turn."""
         received_at = self._turns.clock()
-        body = await call.json(self._limits.max_body_bytes)
+        raw = await call.body(self._limits.max_body_bytes)
+        known = self._access.known(call)
+        cut = cut_known(raw, [lineage.tokens for lineage in known.lineages]) if known is not None else None
+        head, body = cut or (b"", parsed(raw))
         with self._limits.request():
-            await while_connected(call, self._generate(call, body, received_at))
+            await while_connected(call, self._generate(call, head, body, received_at))
 
-    async def _generate(self, call: Call, body: dict[str, Any], received_at: int) -> None:
+    async def _generate(self, call: Call, head: bytes, body: dict[str, Any], received_at: int) -> None:
         for field in _REFUSED:
             if body.get(field):
                 raise BadRequest(f"{field} is not supported here; send input_ids", field=field)
-        prompt = self._turns.check_ids(body.get("input_ids"))
+        prompt = ids_of(head)
+        if not head or body["input_ids"]:
+            prompt = np.concatenate((prompt, self._turns.check_ids(body.get("input_ids"))))
         sampling, asked = sampling_of(body, self._turns.temperature)
         session, one_call = await self._access.session_for(call, body)
         budget = self._turns.budget(session, len(prompt), asked)

@@ -109,6 +109,12 @@ class SessionAccess:
         name = name or uuid.uuid4().hex
         return Identity(name, free_traj_id(self._run_id, name), kind, instance_id=instance)
 
+    def known(self, call: Call) -> Session | None:
+        """The open session that a call claims to belong to: unchecked, so nothing but a hint."""
+        text = call.path_params.get("token", "")
+        name = self._signer.claimed(text) if text else call.header("x-session-id")
+        return self.table.open.get(name) if name else None
+
     # -- finding it ----------------------------------------------------------------------------------
 
     async def session_for(self, call: Call, body: Mapping[str, Any]) -> tuple[Session, bool]:

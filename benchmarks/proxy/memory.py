@@ -14,7 +14,7 @@ REPLY = 256
 
 
 class Kept(NamedTuple):
-    """KB per 1,000 recorded tokens, and KB per session once all have ended."""
+    """KB per 1,000 recorded tokens: of open sessions, and of as many that have ended."""
 
     open_kb: float
     ended_kb: float
@@ -32,7 +32,7 @@ async def measure(stage: Stage, api: Api) -> Kept:
             await _end(await _talk(client, api, f"{api}-memory-{number}"))
         ended = await _settled(stage)
     tokens = sum(talker.tokens for talker in talkers)
-    return Kept((held - base) / tokens, max(0.0, ended - base) / 1000 / (3 * SESSIONS))
+    return Kept((held - base) / tokens, max(0.0, ended - base) / (3 * tokens))
 
 
 async def _talk(client: Client, api: Api, name: str) -> list[Talker]:

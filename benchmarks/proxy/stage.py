@@ -84,7 +84,7 @@ class Stage:
                 [sys.executable, *command], stdout=log, stderr=log, env=environment, start_new_session=True
             )
         self._children.append(child)
-        self._until(lambda: _answers(url + path), child)
+        self._until(lambda: answers(url + path), child)
         return child
 
     def _until(self, holds: Callable[[], bool], child: subprocess.Popen[bytes]) -> None:
@@ -115,7 +115,8 @@ class Stage:
             child.wait(10)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether there is a 200."""
     try:
         with urllib.request.urlopen(url, timeout=2) as reply:
             return bool(reply.status == 200)

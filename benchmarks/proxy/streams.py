@@ -8,11 +8,11 @@ import uuid
 from typing import NamedTuple
 
 from benchmarks.proxy.stage import Client, Stage, at_once, client_of
+from benchmarks.proxy.turns import Api
 
 AT_ONCE = 32
 ROUNDS = 4
 TOKENS = 256
-Api = str
 
 
 class StreamCost(NamedTuple):
@@ -47,7 +47,7 @@ async def _lag(client: Client, api: Api) -> float:
     seen = await _stream(client, api, base, 32)
     (first,) = (await client.post(client.stage.engine + "/clock", {})).values()
     await client.close(base)
-    return (seen - first) * 1000
+    return (seen - float(first)) * 1000
 
 
 async def _stream(client: Client, api: Api, base: str, tokens: int) -> float:

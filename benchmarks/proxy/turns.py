@@ -7,6 +7,7 @@ from typing import Any, Literal
 from benchmarks.proxy.stage import Client, Stage, at_once, client_of
 
 Api = Literal["native", "chat"]
+APIS: tuple[Api, ...] = ("native", "chat")
 AT_ONCE = 32
 QUESTION = "And what does that mean for token number {}? Say it in one sentence, please."
 
@@ -26,7 +27,10 @@ class Talker:
         """One request; its answer becomes history."""
         self._turns += 1
         if self._api == "native":
-            body = {"input_ids": self._ids, "sampling_params": {"max_new_tokens": self._reply}}
+            body: dict[str, Any] = {
+                "input_ids": self._ids,
+                "sampling_params": {"max_new_tokens": self._reply},
+            }
             answer = await self._client.post(self._base + "/generate", body)
             self.tokens = answer["meta_info"]["prompt_tokens"] + answer["meta_info"]["completion_tokens"]
             self._ids += answer["output_ids"]

@@ -20,7 +20,7 @@ LIMIT_S = 240.0
 def measured(peer: str, tokens: int, trajectories: int) -> dict[str, float] | str:
     """The script's figures, or why there are none."""
     try:
-        python = _python_of(peer)
+        python = python_of(HERE / f"{peer}.requirements.txt")
     except subprocess.CalledProcessError as refused:
         return f"{peer} could not be installed: {(refused.stderr or '').strip()[-200:]}"
     except FileNotFoundError as missing:
@@ -41,8 +41,9 @@ def measured(peer: str, tokens: int, trajectories: int) -> dict[str, float] | st
     return figures
 
 
-def _python_of(peer: str) -> Path:
-    requirements = HERE / f"{peer}.requirements.txt"
+def python_of(requirements: Path) -> Path:
+    """The interpreter of the environment that these requirements make. CalledProcessError, FileNotFoundError: there is none."""
+    peer = requirements.name.partition(".")[0]
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
     home = cache_root() / f"bench-{peer}-{digest}"
     python = home / "bin" / "python"
