@@ -65,6 +65,9 @@ class CatchUp:
         self._joined = joined
         self._update_timeout_s = update_timeout_s
         self._late: set[asyncio.Task[None]] = set()
+        self._puzzling: dict[str, str] = {}
+        """Labels that engines had in the place of the wanted one, and that the log did not know yet when they were seen."""
+        registry.follow = self.follow
 
     async def first_look(self, limit_s: float) -> None:
         """Once at every engine, but return in time: one that hangs comes later."""
@@ -108,11 +111,23 @@ class CatchUp:
             return
         if engine.draining or engine.changing.locked():
             return
-        self._follow(engine)
+        self.follow(engine)
+        if was_up and self._may_be_news(engine):
+            return
         if not was_up or not self._registry.is_usable(engine):
             await self._bring_in(engine)
         if self._registry.is_usable(engine) and not engine.changing.locked():
             await self._tell(engine)
+
+    def _may_be_news(self, engine: Engine) -> bool:
+        """Whether it may have been updated by another proxy a moment ago, whose word the log has not brought yet: then it is
+        looked at once more before that is undone."""
+        known = self._registry.is_current(engine) or engine.version in self._control.published
+        if known or self._puzzling.get(engine.engine_id) == engine.version:
+            self._puzzling.pop(engine.engine_id, None)
+            return False
+        self._puzzling[engine.engine_id] = engine.version
+        return True
 
     async def _tell(self, engine: Engine) -> None:
         try:
@@ -136,7 +151,7 @@ class CatchUp:
         backoff.succeeded()
         log.info("engine_joined", engine=engine.engine_id, version=engine.version)
 
-    def _follow(self, engine: Engine) -> None:
+    def follow(self, engine: Engine) -> None:
         """An engine with a newer published version was given it by another proxy, or after its update seemed to fail."""
         wanted, published = self._registry.wanted, self._control.published
         if engine.version in published.keys() - self._registry.overruled and (

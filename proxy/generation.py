@@ -289,7 +289,7 @@ class GenerationController:
                 generation.preemptions += preempted
                 self._metrics.preempted(preempted + generation.held)
                 if generation.versions:
-                    self._registry.heard(engine, generation.versions[-1])
+                    await self._registry.heard(engine, generation.versions[-1])
                 fruitless = (
                     fruitless + 1
                     if preempted and generation.left == before and self._gate_open(generation)

@@ -7,7 +7,7 @@ serves), and never while an operator drains it; a session stays at its engine wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from proxy.engines import Engine, Wanted
@@ -19,15 +19,21 @@ _ALIVE_S = 3.0
 EngineState = Literal["up", "waiting", "behind", "draining", "down"]
 
 
+def _ignore(_engine: Engine) -> None:
+    pass
+
+
 class EngineRegistry:
     """`wanted`: (version, checkpoint) that every engine must have; None: as they are. `refused`: engines by the version that
-    they could not load. `overruled`: versions newer than the wanted one, since an operator went back."""
+    they could not load. `overruled`: versions newer than the wanted one, since an operator went back. `follow`: want what an
+    engine has, if it is newer."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
         self.wanted: Wanted | None = None
         self.refused: dict[str, set[str]] = {}
         self.overruled: set[str] = set()
+        self.follow: Callable[[Engine], None] = _ignore
 
     @property
     def usable(self) -> list[Engine]:
@@ -57,11 +63,14 @@ class EngineRegistry:
             return False
         return True
 
-    def heard(self, engine: Engine, version: str) -> None:
-        """A call ended with this label. If it is not the wanted one, the engine was started anew since it was asked last:
-        it is out until it was looked after."""
-        if self.wanted is not None and version not in (self.wanted[0], UNKNOWN):
-            engine.in_rotation = False
+    async def heard(self, engine: Engine, version: str) -> None:
+        """A call ended with this label. If it is not the wanted one, the engine was started anew since it was asked last, or
+        another proxy has updated it: ask it; if it has not what is wanted, it is out until it was looked after."""
+        if self.wanted is None or version in (self.wanted[0], UNKNOWN) or engine.changing.locked():
+            return
+        await self.is_alive(engine)
+        self.follow(engine)
+        engine.in_rotation = engine.in_rotation and self.is_current(engine)
 
     def find(self, engine_id: str) -> Engine | None:
         """The engine of this id."""

@@ -27,6 +27,10 @@ def name(engine: ScriptedEngine) -> str:
     return engine.url.removeprefix("http://")
 
 
+async def nobody_looks(_engine: object) -> None:
+    """In the place of the watch."""
+
+
 async def both_up(proxy: Proxy) -> None:
     await until(lambda: len(proxy.parts.registry.usable) == 2, "both engines")
 
@@ -232,9 +236,6 @@ async def test_an_engine_that_starts_anew_during_an_update_is_left_out_and_catch
 async def test_an_engine_that_started_anew_between_two_looks_gives_itself_away_by_its_first_answer(
     broker: str, tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nobody_looks(_engine: object) -> None:
-        pass
-
     settings = settings_for(broker, tmp_path, [engine.url])
     async with running_proxy(settings) as proxy:
         assert (await update(proxy, "v2"))[0] == 200
@@ -243,9 +244,10 @@ async def test_an_engine_that_started_anew_between_two_looks_gives_itself_away_b
         engine.version, engine.model_path = "default", "scripted"
         assert await versions_served(proxy, 1) == {"default"}  # the truth is recorded
         status, reply = await proxy.generate(await proxy.open("later"), [1], 2)
-        assert (status, reply["error"]["engines"]) == (503, {name(engine): "waiting"})
+        assert (status, reply["error"]["engines"]) == (503, {name(engine): "behind"})
         monkeypatch.undo()
-        await catch_up.look_after(proxy.parts.registry.engines[0])
+        for _ in range(2):  # a label that nobody has published is looked at twice
+            await catch_up.look_after(proxy.parts.registry.engines[0])
         assert await versions_served(proxy, 1) == {"v2"}
 
 
@@ -307,9 +309,34 @@ async def test_another_proxy_of_the_same_engine_resumes_and_follows_instead_of_u
         await looks.look_after(other.parts.registry.engines[0])
         assert other.parts.registry.wanted == ("v3", "/checkpoints/v3")
         assert await versions_served(other, 1) == {"v3"}
+        assert (await update(one, "v4"))[0] == 200
+        await until(lambda: "v4" in other.parts.control.published, "the news")
+        for sample in range(2):  # without a look: the first answer tells, and nobody is refused
+            assert (await other.generate(await other.open("g1", sample), [1], 2))[0] == 200
+        assert other.parts.registry.wanted == ("v4", "/checkpoints/v4")
     assert reply["output_ids"] == [token_at(1 + i) for i in range(5)]
     assert reply["meta_info"]["hoofprint"]["versions"] == ["v2", "v3"]
-    assert engine.updates == ["v2", "v3"]
+    assert engine.updates == ["v2", "v3", "v4"]
+
+
+async def test_a_label_that_the_log_does_not_know_yet_is_not_undone_at_first_sight(
+    broker: str, tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(broker, tmp_path, [engine.url])
+    async with running_proxy(settings) as proxy:
+        assert (await update(proxy, "v2"))[0] == 200
+        look, seen = proxy.parts.updates.catch_up.look_after, proxy.parts.registry.engines[0]
+        monkeypatch.setattr(proxy.parts.updates.catch_up, "look_after", nobody_looks)
+        engine.version, engine.model_path = "v3", "/checkpoints/v3"  # another proxy's doing
+        await look(seen)
+        assert (engine.updates, proxy.parts.registry.usable) == (["v2"], [])
+        proxy.parts.control.published["v3"] = "/checkpoints/v3"  # its word has come
+        await look(seen)
+        assert (proxy.parts.registry.wanted, proxy.parts.registry.usable) == (
+            ("v3", "/checkpoints/v3"),
+            [seen],
+        )
+    assert engine.updates == ["v2"]
 
 
 async def test_a_watch_that_breaks_ends_the_process_instead_of_watching_no_more(
