@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks.proxy.stage import Client, Stage, client_of
 
 TOKENS = 16
-_LOG = re.compile(r"^hoofprint_log_seconds_(sum|count) (\S+)$", re.MULTILINE)
+_LOG = re.compile(r"^hoofprint_log_seconds_sum (\S+)$", re.MULTILINE)
 
 
 class Added(NamedTuple):
@@ -24,26 +24,25 @@ class Added(NamedTuple):
 
 async def measure(stage: Stage, peer: str | None, rounds: int = 300) -> Added:
     """The three take turns, so that whoever else uses the cores disturbs all of them."""
+    direct: list[float] = []
+    ours: list[float] = []
+    unlogged: list[float] = []
+    other: list[float] = []
     async with client_of(stage) as client:
         base = await client.open("latency")
-        direct: list[float] = []
-        ours: list[float] = []
-        other: list[float] = []
         for number in range(-20, rounds):
             if number == 0:
-                before = await _log_seconds(client)
-                direct, ours, other = [], [], []
-            engine = {**_body(client, number), "rid": f"direct-{number}", "return_logprob": True}
-            direct.append(await _ms(client, stage.engine + "/generate", {**engine, "stream": True}))
+                direct, ours, unlogged, other = [], [], [], []
+            engine = {**_body(client, number), "return_logprob": True, "stream": True}
+            direct.append(await _ms(client, stage.engine + "/generate", {**engine, "rid": f"direct{number}"}))
+            before = await _log_ms(client)
             ours.append(await _ms(client, base + "/generate", _body(client, number)))
+            unlogged.append(ours[-1] - (await _log_ms(client) - before))
             if peer is not None:
-                engine["rid"] = f"peer-{number}"
-                other.append(await _ms(client, peer + "/generate", {**engine, "stream": True}))
-        after = await _log_seconds(client)
-    log_ms = (after["sum"] - before["sum"]) / (after["count"] - before["count"]) * 1000
+                other.append(await _ms(client, peer + "/generate", {**engine, "rid": f"peer{number}"}))
     floor = statistics.median(direct)
-    added = statistics.median(ours) - floor
-    return Added(added, added - log_ms, floor, statistics.median(other) - floor if other else None)
+    added = statistics.median(other) - floor if other else None
+    return Added(statistics.median(ours) - floor, statistics.median(unlogged) - floor, floor, added)
 
 
 def _body(client: Client, number: int) -> dict[str, Any]:
@@ -59,6 +58,8 @@ async def _ms(client: Client, url: str, body: dict[str, Any]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-async def _log_seconds(client: Client) -> dict[str, float]:
+async def _log_ms(client: Client) -> float:
+    """What the proxy has waited for acknowledgements so far."""
     async with client.http.get(client.stage.proxy + "/metrics") as reply:
-        return {key: float(value) for key, value in _LOG.findall(await reply.text())}
+        (found,) = _LOG.findall(await reply.text())
+    return float(found) * 1000
