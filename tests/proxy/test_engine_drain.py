@@ -8,21 +8,13 @@ from pathlib import Path
 import pytest
 from proxy_rig import Proxy, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine, token_at
-from update_calls import get, states, update
+from update_calls import both_up, get, name, states, update
 
 pytestmark = pytest.mark.broker
 
 
-def name(engine: ScriptedEngine) -> str:
-    return engine.url.removeprefix("http://")
-
-
 async def drain(proxy: Proxy, engine: ScriptedEngine, **body: object) -> tuple[int, dict[str, object]]:
     return await proxy.post(f"/v1/engines/{name(engine)}/drain", body)
-
-
-async def both_up(proxy: Proxy) -> None:
-    await until(lambda: len(proxy.parts.registry.usable) == 2, "both engines")
 
 
 async def test_a_running_generation_may_end_and_its_session_goes_on_elsewhere(

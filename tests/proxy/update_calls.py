@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from proxy_rig import Proxy, log_of
+from proxy_rig import Proxy, log_of, until
+from scripted_engine import ScriptedEngine
 
 from schemas.settings import Settings
 
@@ -28,3 +29,25 @@ async def get(proxy: Proxy, path: str) -> Any:
 async def states(proxy: Proxy) -> dict[str, str]:
     """State by engine."""
     return {e["engine_id"]: e["state"] for e in (await get(proxy, "/v1/engines"))["engines"]}
+
+
+def name(engine: ScriptedEngine) -> str:
+    return engine.url.removeprefix("http://")
+
+
+async def nobody_looks(_engine: object) -> None:
+    """In the place of the watch."""
+
+
+async def both_up(proxy: Proxy) -> None:
+    await until(lambda: len(proxy.parts.registry.usable) == 2, "both engines")
+
+
+async def versions_served(proxy: Proxy, count: int = 4) -> set[str]:
+    """Versions that new sessions get."""
+    seen: set[str] = set()
+    for sample in range(count):
+        status, reply = await proxy.generate(await proxy.open(sample=sample), [1], 2)
+        assert status == 200, reply
+        seen |= set(reply["meta_info"]["hoofprint"]["versions"])
+    return seen
