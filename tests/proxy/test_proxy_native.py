@@ -163,6 +163,23 @@ async def test_a_stream_is_cumulative_and_ends_with_spans_after_the_acknowledgem
     assert len(await segments(settings)) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_comes_back_in_the_other_mode_is_understood(
+    broker: str, tmp_path: Path, engine: ScriptedEngine, stream: bool
+) -> None:
+    async with running_proxy(settings_for(broker, tmp_path, [engine.url])) as proxy:
+        opened, ids = await proxy.open(), [1, 2]
+        for incremental in (False, True, False, True, True, False):
+            engine.incremental = incremental
+            body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 6}, "stream": stream}
+            async with proxy.http.post(opened["base_url"] + "/generate", json=body) as reply:
+                raw = await reply.read()
+            last = raw.removesuffix(b"data: [DONE]\n\n").rpartition(b"data: ")[2] if stream else raw
+            output = orjson.loads(last)["output_ids"]
+            assert output == [token_at(p) for p in range(len(ids), len(ids) + 6)]
+            ids += [*output, 5]
+
+
 async def test_an_incremental_engine_gives_the_same_tokens(
     broker: str, tmp_path: Path, engine: ScriptedEngine
 ) -> None:
