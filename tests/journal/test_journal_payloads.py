@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,3 +111,45 @@ def test_list_and_delete(tmp_path: Path) -> None:
     store.delete(one.uri)
     assert [p.uri for p in store.list("run")] == [two.uri]
     assert list(store.list("nobody")) == []
+
+
+def test_empty_directories_go_with_the_last_file_and_the_runs_own_stays(tmp_path: Path) -> None:
+    store = PayloadStore(str(tmp_path))
+    one, two = store.put("run", "g", 0, b"one", "codec"), store.put("run", "g", 1, b"two", "codec")
+    store.delete(one.uri)
+    assert [path.name for path in (tmp_path / "run" / "g").iterdir()] == ["1"]
+    store.delete(two.uri)
+    store.delete(two.uri)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_payload_is_written_while_somebody_takes_empty_directories_away(tmp_path: Path) -> None:
+    """The archiver deletes the last file of an attempt at the moment at which another one of the group is written."""
+    writer, tidier = PayloadStore(str(tmp_path)), PayloadStore(str(tmp_path))
+    done = threading.Event()
+
+    def tidy() -> None:
+        while not done.is_set():
+            for payload in tidier.list("run"):
+                if payload.uri.startswith("run/g/0/") and not payload.uri.endswith(".tmp"):
+                    tidier.delete(payload.uri)
+
+    thread = threading.Thread(target=tidy)
+    thread.start()
+    try:
+        for number in range(300):
+            writer.put("run", "g", 0, str(number).encode(), "codec")
+            writer.put("run", "h", number, b"kept", "codec")
+    finally:
+        done.set()
+        thread.join()
+    assert len([one for one in writer.list("run") if one.uri.startswith("run/h/")]) == 300
+
+
+def test_bytes_are_kept_under_the_place_that_they_had_and_under_no_other(tmp_path: Path) -> None:
+    here, there = PayloadStore(str(tmp_path / "here")), PayloadStore(str(tmp_path / "there"))
+    ref = here.put("run", "g", 0, b"payload", "codec")
+    there.keep(ref.uri, b"payload")
+    assert there.get(ref) == b"payload"
+    with pytest.raises(CorruptPayload):
+        there.keep(ref.uri, b"other")
