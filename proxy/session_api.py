@@ -184,13 +184,15 @@ class SessionApi:
         """Until cancelled: end what was idle for too long."""
         while True:
             await asyncio.sleep(min(_SWEEP_S, idle_s / 2))
-            for session in self._access.table.idle_since(self._clock() - int(idle_s * 1e6)):
-                try:
-                    await self._recorder.end(
-                        session, EndFacts(segment_count=0, status="failed", reason=EXPIRED)
-                    )
-                except HoofprintError as failed:
-                    log.warning("expiry_failed", error=failed, session_id=session.identity.session_id)
+            await self.expire_idle(idle_s)
+
+    async def expire_idle(self, idle_s: float) -> None:
+        """End what was not used for so long."""
+        for session in self._access.table.idle_since(self._clock() - int(idle_s * 1e6)):
+            try:
+                await self._recorder.end(session, EndFacts(segment_count=0, status="failed", reason=EXPIRED))
+            except HoofprintError as failed:
+                log.warning("expiry_failed", error=failed, session_id=session.identity.session_id)
 
     def close_attempt(self, group_id: str, attempt: int) -> None:
         """A verdict closed the attempt: abort and forget; its end needs no event."""
