@@ -20,6 +20,8 @@ from control_log import (
 )
 
 from schemas import events as ev
+from schemas.codec import encode
+from schemas.completed_brief import CompletedBrief, decode_briefly
 from schemas.errors import IncompatibleEvent
 from schemas.ids import batch_id
 from streams.control_fold import fold
@@ -379,3 +381,23 @@ def test_settings_that_do_not_fold_leave_the_state_as_it_was() -> None:
     with pytest.raises(IncompatibleEvent):
         fold(state, 0, wrong)
     assert state == ControlState(RUN)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ({"group__min_live_trajectories": 2}, "too_few_live"),
+        ({"group__drop_zero_variance": True}, "zero_variance"),
+        ({"group__filter": "control_log:keeps_odd_lengths"}, "filtered"),
+    ],
+)
+def test_a_rule_that_looks_at_facts_reads_the_whole_of_a_brief_event(
+    rule: dict[str, object], reason: str
+) -> None:
+    event = completed("a", ["v1", "v1"], rewards=(1.0, 1.0), tokens=2, failures=1)
+    brief = decode_briefly(encode(event))
+    assert isinstance(brief, CompletedBrief)
+    state = ControlState(RUN)
+    for offset, record in enumerate((configured(**rule), admitted("a"))):
+        fold(state, offset, record)
+    assert summary(fold(state, 2, brief)) == [("dropped", "a", 0, reason)]

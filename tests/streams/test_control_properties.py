@@ -64,13 +64,23 @@ def test_facts_that_are_written_again_change_nothing(log: list[Event], data: st.
     assert encoded(renumbered) == encoded(run_fold(*log))
 
 
-@settings(max_examples=200, deadline=None)
-@given(logs(), st.booleans(), st.integers(0, 2))
+RULES: tuple[dict[str, object] | None, ...] = (
+    None,  # those of the log
+    {},  # none that looks at a trajectory's facts: the brief is all that is read
+    {"group__min_live_trajectories": 2},
+    {"group__drop_zero_variance": True},
+    {"group__filter": "control_log:keeps_odd_lengths"},
+    {"retry__policy": "budget", "retry__share": 0.1},
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(logs(), st.sampled_from(RULES), st.integers(0, 2))
 def test_brief_events_change_the_state_and_cause_effects_as_whole_ones_do(
-    log: list[Event], plain: bool, keep: int
+    log: list[Event], rule: dict[str, object] | None, keep: int
 ) -> None:
-    if plain:  # no rule looks at a trajectory's facts: the brief is all that is read
-        log = [configured(window__keep_versions=keep, batch__size=2), *log[1:]]
+    if rule is not None:
+        log = [configured(window__keep_versions=keep, batch__size=2, **rule), *log[1:]]
     whole, brief = ControlState(RUN), ControlState(RUN)
     expected = run_fold(*log, state=whole)
     effects = [
