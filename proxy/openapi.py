@@ -157,7 +157,11 @@ def _errors(path: str) -> tuple[type[HoofprintError], ...]:
         return (
             *_ANY_CALL,
             err.UnknownSession,
-            err.SessionConflict,
+            err.UnknownEngine,
+            err.NotQuiesced,
+            err.VersionConflict,
+            err.LastEngine,
+            err.VersionRefused,
             err.Overloaded,
             err.EngineUnavailable,
             *_PASSED,
