@@ -1,4 +1,4 @@
-"""Who owns a session in the log: no answer leaves under a claim that another replica had overtaken (docs/adr/0007).
+"""Who owns a session in the log: no answer leaves under a claim that another replica had overtaken (docs/adr/0008).
 
 A record of a session is void where a claim of a higher epoch stands before it in the partition. So after the
 acknowledgement of offset o the answer may leave if everything below o is known to hold no such claim. Our own records are
