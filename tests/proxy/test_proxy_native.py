@@ -39,6 +39,7 @@ async def test_turns_append_to_one_lineage_and_the_log_has_their_tokens(
         status, second = await proxy.generate(opened, context, 3)
         assert status == 200
         await proxy.post(opened["base_url"] + "/session/finalize", {"reward": 1.0})
+        assert not proxy.parts.ownership.follows  # alone, it never reads the log for its answers
     one, two = await segments(settings)
     assert first["output_ids"] == outputs(3, 4)
     assert second["output_ids"] == outputs(9, 3)
