@@ -29,6 +29,8 @@ def trajectory_version(labels_by_segment: Iterable[tuple[int, Iterable[object]]]
 
 def abandoned(segments: Sequence[TokenSegment]) -> frozenset[int]:
     """Indices of the segments whose answer the client never received."""
+    if len({(s.parent_segment_index, s.request_digest) for s in segments}) == len(segments):
+        return frozenset()  # nearly always, and asked twice for every trajectory
     alike: dict[tuple[int | None, str], list[TokenSegment]] = defaultdict(list)
     for segment in segments:
         alike[segment.parent_segment_index, segment.request_digest].append(segment)
