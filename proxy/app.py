@@ -33,7 +33,7 @@ from proxy.engines_api import EnginesApi
 from proxy.errors_http import render_error
 from proxy.front import Front
 from proxy.gate import Gate
-from proxy.generation import GenerationController
+from proxy.generation_control import GenerationController
 from proxy.limits import Limits
 from proxy.messages_api import MessagesApi
 from proxy.messages_reply import render_anthropic

@@ -12,7 +12,8 @@ from typing import Any
 from proxy.asgi import Call
 from proxy.catch_up import CatchUp
 from proxy.engines import Engine
-from proxy.generation import Generation, GenerationController
+from proxy.generation import Generation
+from proxy.generation_control import GenerationController
 from proxy.policy_api import seconds_of
 from proxy.quiesce import quiesce
 from proxy.registry import EngineRegistry

@@ -1,14 +1,12 @@
-"""One generation over all its engine calls: dispatch, preemption, resume, and rules 4, 5 and 9 where they bind.
+"""One generation over all its engine calls: the request, and its growing result.
 
-A weight update aborts the engine call by rid; the generation keeps its tokens, waits at the gate, and goes on from prompt
-plus partial output with the budget that is left (what follows a grammar begins anew). Invariants: every received token is
-kept once, with its log-prob and version; rules 4 and 5 are checked before any engine time is spent, and again on the reply;
-the budget is exact over any number of preemptions; a cancelled generation leaves nothing at an engine or in a table.
+A generation that was cut keeps its tokens and goes on from prompt plus partial output with the budget that is left (what
+follows a grammar begins anew). Invariants: every received token is kept once, with its log-prob and version; the budget is
+exact over any number of preemptions.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,34 +16,22 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from proxy.engine_stream import ChunkReader, refusal
+from proxy.engine_stream import ChunkReader
 from proxy.engines import Engine
 from proxy.experts import ExpertCall, first_row
-from proxy.gate import Gate
-from proxy.metrics import Metrics
 from proxy.output import Output
-from proxy.registry import EngineRegistry
 from proxy.resume_sampling import continued, has_grammar, inexact
 from proxy.sessions import Session
 from proxy.stop_watch import Decode, StopWatch
 from schemas.errors import (
-    EngineTimeout,
-    EngineUnavailable,
     GenerationPreempted,
     HoofprintError,
     UpstreamError,
 )
-from schemas.finish import decide
-from schemas.settings import StalenessSettings
-from schemas.span import check_span, check_unchanged
 from schemas.tokens import ID_TYPE
 from schemas.versions import VersionSpan
 
 log = structlog.get_logger(__name__)
-
-_FRUITLESS = 3
-"""So many engine calls in a row without a token, and nobody asked for an abort: the engine cannot."""
-
 
 Decoder = Callable[[], Awaitable[Decode | None]]
 """How to find a decoder of the output: None where no tokenizer can be had."""
@@ -238,146 +224,3 @@ class Generation:
         if self.tops:
             body["top_logprobs_num"] = self.tops
         return body
-
-
-class GenerationController:
-    """Runs generations. `running`: those with an engine call in flight, by rid."""
-
-    def __init__(
-        self,
-        registry: EngineRegistry,
-        gate: Gate,
-        staleness: StalenessSettings,
-        metrics: Metrics,
-        *,
-        record_experts: bool = True,
-        interval: int = 1,
-    ) -> None:
-        self.running: dict[str, Generation] = {}
-        self._registry = registry
-        self._gate = gate
-        self._staleness = staleness
-        self._metrics = metrics
-        self._record_experts = record_experts
-        self._interval = interval
-        self._quiet = asyncio.Event()
-        self._aborts: set[asyncio.Task[None]] = set()
-
-    async def run(self, generation: Generation) -> None:
-        """Until it has ended by itself or by its budget. StalenessExceeded, TrajectoryVersionChanged, UpstreamError."""
-        avoid: set[str] = set()
-        lost: set[str] = set()
-        fruitless = 0
-        while True:
-            await self._gate.enter(generation.session.identity.session_id)
-            if generation.output_ids:
-                await generation.prepare_resume()
-            engine = self._registry.pick(generation.session.engine, avoid)
-            self.check_versions(generation, [*generation.versions, engine.version])
-            before = generation.left
-            try:
-                finish = await self._call(generation, engine)
-            except EngineUnavailable as broken:
-                name = engine.engine_id
-                if name in lost or not await self._registry.is_alive(engine):
-                    avoid.add(name)  # else only the connection broke: one more try
-                lost.add(name)
-                log.warning("generation_lost_its_engine", error=broken, kept=len(generation.output_ids))
-                finish = generation.stopped or {"type": "abort"}
-            else:
-                preempted = finish.get("type") == "abort"
-                generation.preemptions += preempted
-                self._metrics.preempted(preempted + generation.held)
-                if generation.versions:
-                    await self._registry.heard(engine, generation.versions[-1])
-                fruitless = (
-                    fruitless + 1
-                    if preempted and generation.left == before and self._gate_open(generation)
-                    else 0
-                )
-            if self._settle(generation, finish):
-                return
-            if fruitless >= _FRUITLESS:
-                raise EngineUnavailable("the engine aborts without a token", engine=engine.engine_id)
-
-    def _gate_open(self, generation: Generation) -> bool:
-        return self._gate.is_open(generation.session.identity.session_id)
-
-    def _settle(self, generation: Generation, finish: Mapping[str, Any]) -> bool:
-        """Rule 9: whether it is over."""
-        match decide(finish.get("type"), generation.left):
-            case "complete":
-                generation.finish = {k: v for k, v in finish.items() if v is not None}
-                if finish.get("type") == "length":
-                    # the engine counts its last call only
-                    generation.finish["length"] = len(generation.output_ids)
-            case "length":
-                generation.finish = {"type": "length", "length": len(generation.output_ids)}
-            case "resume":
-                generation.resumes += 1
-                self._metrics.resumed()
-                return False
-        for field in generation.inexact:
-            self._metrics.inexact(field)
-        return True
-
-    async def _call(self, generation: Generation, engine: Engine) -> Mapping[str, Any]:
-        reader = generation.begin_call(engine, experts=self._record_experts and engine.gives_experts)
-        session = generation.session
-        if session.engine not in (None, engine.engine_id):
-            self._metrics.switched()
-        session.engine = engine.engine_id
-        rid = generation.rid
-        self.running[rid] = generation
-        try:
-            await engine.generate(
-                generation.request_body(self._interval),
-                session.identity.session_id,
-                reader,
-                generation.news,
-            )
-            if generation.stopped is not None:
-                self._later(engine.abort(rid))
-        except (asyncio.CancelledError, EngineTimeout):
-            # the closed connection aborts it as well, but some engines notice that seconds later
-            self._later(engine.abort(rid))
-            raise
-        finally:
-            del self.running[rid]
-            if not self.running:
-                self._quiet.set()
-            finish = generation.end_call()
-        assert finish is not None
-        _raise_failure(finish)
-        return finish
-
-    def check_versions(self, generation: Generation, candidate: list[str]) -> None:
-        """Rules 4 and 5 for the session's versions and this generation's."""
-        session = generation.session
-        ids = {"session_id": session.identity.session_id, "instance_id": session.identity.instance_id}
-        if not self._staleness.partial_rollout and candidate:
-            check_unchanged([*session.versions, *candidate[:-1]], candidate[-1], **ids)
-        check_span(session.versions, candidate, self._staleness.max_partial_rollout_preempts, **ids)
-
-    async def wait_quiet(self, timeout_s: float) -> bool:
-        """Whether no engine call was left within this time."""
-        self._quiet.clear()
-        if not self.running:
-            return True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._quiet.wait()
-        except TimeoutError:
-            return not self.running
-        return True
-
-    def _later(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
-
-
-def _raise_failure(finish: Mapping[str, Any]) -> None:
-    status = finish.get("status_code")
-    if finish.get("type") == "abort" and status:
-        raise refusal(str(finish.get("message")), int(status))

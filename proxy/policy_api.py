@@ -16,7 +16,8 @@ from journal.clock import Clock
 from proxy.asgi import Call
 from proxy.control_view import checkpoint_path
 from proxy.gate import Gate
-from proxy.generation import Generation, GenerationController
+from proxy.generation import Generation
+from proxy.generation_control import GenerationController
 from proxy.quiesce import everything, quiesce
 from proxy.registry import EngineRegistry
 from proxy.session_access import SessionAccess

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from proxy.generation import Generation, GenerationController
+from proxy.generation import Generation
+from proxy.generation_control import GenerationController
 
 _ROUND_S = 0.05
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from journal.clock import Clock
 from proxy.asgi import Call
-from proxy.generation import Generation, GenerationController, nobody
+from proxy.generation import Generation, nobody
+from proxy.generation_control import GenerationController
 from proxy.limits import Limits
 from proxy.metrics import Metrics
 from proxy.ownership import SessionTaken

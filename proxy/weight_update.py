@@ -21,7 +21,8 @@ from proxy.catch_up import CatchUp, load
 from proxy.control_view import ControlView
 from proxy.engines import Engine
 from proxy.gate import Gate
-from proxy.generation import Generation, GenerationController
+from proxy.generation import Generation
+from proxy.generation_control import GenerationController
 from proxy.quiesce import quiesce
 from proxy.recorder import Publisher
 from proxy.registry import EngineRegistry
