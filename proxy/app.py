@@ -33,7 +33,7 @@ from proxy.engines_api import EnginesApi
 from proxy.errors_http import render_error
 from proxy.front import Front
 from proxy.gate import Gate
-from proxy.generation_control import GenerationController
+from proxy.generation_control import GenerationController, Intervals
 from proxy.limits import Limits
 from proxy.messages_api import MessagesApi
 from proxy.messages_reply import render_anthropic
@@ -99,9 +99,10 @@ class Parts:
         self.sessions = SessionApi(
             self.access, self.recorder, clock, proxy.max_body_bytes, f"{proxy.host}:{proxy.port}"
         )
+        intervals = Intervals(proxy.engine_stream_interval_streamed, proxy.engine_stream_interval)
         controller = GenerationController(
             self.registry, self.gate, settings.staleness, self.metrics,
-            record_experts=proxy.record_routed_experts == "auto", interval=proxy.engine_stream_interval,
+            record_experts=proxy.record_routed_experts == "auto", intervals=intervals,
         )  # fmt: skip
         self.turns = Turns(
             controller, self.registry, self.access, self.recorder, self.limits, proxy, clock, self.metrics

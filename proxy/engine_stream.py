@@ -46,16 +46,20 @@ class ChunkReader:
 
     def feed(self, data: bytes) -> bool:
         """Bytes from the engine; whether there is something new. UpstreamError: the engine says so itself."""
-        *events, self._buffer = (self._buffer + data).split(b"\n\n")
-        for raw in events:
-            payload = raw.removeprefix(b"data:").strip()
+        *lines, self._buffer = (self._buffer + data if self._buffer else data).split(b"\n")
+        told = False
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue  # the empty line between two events, or a comment
+            told = True
+            payload = line[5:].strip()
             if payload == b"[DONE]":
                 self.done = True
-            elif raw.startswith(b"data:"):
+            else:
                 self._take(payload)
         if self.done:
             self.settle()
-        return bool(events)
+        return told
 
     def settle(self) -> None:
         """Parse what was put off."""

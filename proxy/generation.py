@@ -210,7 +210,7 @@ class Generation:
         """What the engine gets: prompt plus partial output, and the rest of the budget. `interval`: tokens per event."""
         ids = self.output.ids
         sampling = continued(self.sampling, ids, self.left)
-        if interval > 1 and not self.streams:
+        if interval > 1:
             sampling["stream_interval"] = interval
         body = {
             "rid": self.rid,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -30,6 +30,16 @@ _FRUITLESS = 3
 """So many engine calls in a row without a token, and nobody asked for an abort: the engine cannot."""
 
 
+class Intervals(NamedTuple):
+    """Tokens per event of an engine: of replies that a client streams, and of others."""
+
+    streamed: int = 1
+    whole: int = 1
+
+
+EVERY_TOKEN = Intervals()
+
+
 class GenerationController:
     """Runs generations. `running`: those with an engine call in flight, by rid."""
 
@@ -41,7 +51,7 @@ class GenerationController:
         metrics: Metrics,
         *,
         record_experts: bool = True,
-        interval: int = 1,
+        intervals: Intervals = EVERY_TOKEN,
     ) -> None:
         self.running: dict[str, Generation] = {}
         self._registry = registry
@@ -49,7 +59,7 @@ class GenerationController:
         self._staleness = staleness
         self._metrics = metrics
         self._record_experts = record_experts
-        self._interval = interval
+        self._intervals = intervals
         self._quiet = asyncio.Event()
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -120,8 +130,9 @@ class GenerationController:
         rid = generation.rid
         self.running[rid] = generation
         try:
+            interval = self._intervals.streamed if generation.streams else self._intervals.whole
             await engine.generate(
-                generation.request_body(self._interval),
+                generation.request_body(interval),
                 session.identity.session_id,
                 reader,
                 generation.news,

@@ -200,8 +200,10 @@ class ProxySettings(Section):
     """A client that leaves its answer unread for so long is cut off."""
     max_body_bytes: int = Field(default=16_777_216, ge=1024)
     """Larger bodies get 413."""
-    engine_stream_interval: int = Field(default=32, ge=1)
+    engine_stream_interval: int = Field(default=64, ge=1)
     """Tokens per event of a reply that no client streams. What an engine has not told is lost with it and generated again."""
+    engine_stream_interval_streamed: int = Field(default=1, ge=1)
+    """The same for replies that a client streams; the first token comes at once in any case."""
     session_idle_s: float = Field(default=900.0, gt=0)
     """Idle sessions expire."""
     session_max_age_s: float = Field(default=86_400.0, gt=0)

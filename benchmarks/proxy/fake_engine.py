@@ -34,7 +34,8 @@ class Reply:
         self._engine, self._connection = engine, connection
         self._first = len(body["input_ids"])
         self._limit = int(sampling["max_new_tokens"])
-        self._step = int(sampling.get("stream_interval") or 1)
+        self._streams = bool(body.get("stream"))
+        self._step = int(sampling.get("stream_interval") or 1) if self._streams else self._limit
         self._ids: list[bytes] = []
         self._triples: list[bytes] = []
         self._told = 0
@@ -59,9 +60,10 @@ class Reply:
         if count == self._limit:
             self.end({"type": "length", "length": count})
             return
-        if self._told == 0:
-            self._engine.first[self.rid] = time.time()
-        self._tell(None)
+        if self._streams:
+            if self._told == 0:
+                self._engine.first[self.rid] = time.time()
+            self._tell(None)
         self._at(min(self._limit, count + self._step - (count == 1 and self._step > 1)))
 
     def _grow(self, count: int) -> None:
@@ -83,17 +85,21 @@ class Reply:
                 label,
                 len(self._ids),
             )
-        self._connection.chunk(
-            b'data: {"text":"","output_ids":[%s],"meta_info":{%s,"output_token_logprobs":[%s],'
-            b'"output_token_logprobs_length":%d}}\n\n'
+        reply = (
+            b'{"text":"","output_ids":[%s],"meta_info":{%s,"output_token_logprobs":[%s],"output_token_logprobs_length":%d}}'
             % (b",".join(self._ids[known:]), meta, b",".join(self._triples[known:]), len(self._ids))
         )
+        if self._streams:
+            self._connection.chunk(b"data: " + reply + b"\n\n")
+        else:
+            self._connection.whole(reply)
 
     def end(self, finish: dict[str, Any]) -> None:
         """Tell the rest and close the reply."""
         self.cancel()
         self._tell(finish)
-        self._connection.chunk(_DONE, last=True)
+        if self._streams:
+            self._connection.chunk(_DONE, last=True)
 
     def cancel(self) -> None:
         """No token more."""
@@ -166,11 +172,15 @@ class Connection(asyncio.Protocol):
         body = orjson.loads(self._body) if self._body else {}
         path = self._path.decode()
         if path == "/generate":
-            self._transport.write(_EVENTS)
+            if body.get("stream"):
+                self._transport.write(_EVENTS)
             self._reply = self._engine.running[body["rid"]] = Reply(self._engine, self, body)
             self._reply.start()
             return
-        raw = orjson.dumps(self._engine.answer(path, body))
+        self.whole(orjson.dumps(self._engine.answer(path, body)))
+
+    def whole(self, raw: bytes) -> None:
+        """A body of JSON."""
         self._transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
             % (len(raw), raw)

@@ -48,7 +48,13 @@ class Stage:
     """Processes that end with it. `proxy`, `engine`: base URLs."""
 
     def __init__(
-        self, bootstrap_servers: str, directory: Path, *, token_ms: float, incremental: bool = False
+        self,
+        bootstrap_servers: str,
+        directory: Path,
+        *,
+        token_ms: float,
+        incremental: bool = False,
+        sets: tuple[str, ...] = (),
     ) -> None:
         directory.mkdir(parents=True)
         self._log = directory / "processes.log"
@@ -67,7 +73,7 @@ class Stage:
             sets=(
                 "run.run_id=bench", f"run.directory={directory}", f"kafka.bootstrap_servers={bootstrap_servers}",
                 f"kafka.topic_prefix={directory.name}", f"proxy.port={ports[1]}", f'proxy.engines=["{self.engine}"]',
-                f"engine.model={ensure_qwen3_tokenizer()}",
+                f"engine.model={ensure_qwen3_tokenizer()}", *sets,
             )
         )  # fmt: skip
         create_topics(settings.kafka)

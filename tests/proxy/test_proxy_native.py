@@ -110,7 +110,7 @@ async def test_malformed_requests_are_refused_by_name_and_never_reach_the_engine
         assert (status, reply["error"]["code"]) == (400, "engine_rejected")
         assert "foo" in reply["error"]["message"]
     assert [body["sampling_params"] for body in engine.bodies] == [
-        {"foo": 1, "temperature": 1.0, "max_new_tokens": 128, "stream_interval": 32}
+        {"foo": 1, "temperature": 1.0, "max_new_tokens": 128, "stream_interval": 64}
     ]
     assert await segments(settings) == []
 
