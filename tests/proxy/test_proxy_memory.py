@@ -73,9 +73,8 @@ async def test_ended_sessions_leave_no_more_than_their_tombstones(
             tracemalloc.stop()
         await rounds(proxy, 600, 1400)
         after = alive()
-        assert before["Ended"] == after["Ended"] == _TOMBSTONES
-        assert after["Session"] + after["Generation"] + after["Turn"] + after["Lineage"] + after["Step"] == 0
-        assert after["Holding"] == 0
+        assert len(proxy.parts.access.table.ended) == _TOMBSTONES
+        assert after <= before, after - before  # what tests before this one left behind is not ours
         assert not proxy.parts.access._turnstiles
         assert not proxy.parts.ownership._held
         assert all(not frontier._own for frontier in proxy.parts.ownership._frontiers.values())
