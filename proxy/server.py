@@ -111,4 +111,6 @@ def main(settings: Settings) -> int:
         server.fail(failure)
     except SystemExit:
         return 1  # uvicorn has said why (the port is taken)
+    finally:
+        gc.unfreeze()  # libraries that look for leaks at the exit find none
     return 0 if server.failed is None and server.started else 1
