@@ -25,7 +25,7 @@ async def measure(stage: Stage, api: Api) -> Kept:
     """Open sessions against a warm proxy with none; ended ones against one that has had as many before, because a heap that
     grew once does not shrink."""
     async with client_of(stage) as client:
-        await _end(await _talk(client, api, f"{api}-memory-warm", 8))
+        await _end(await _talk(client, api, f"{api}-memory-warm", SESSIONS, turns=1))  # as many connections
         empty = await _settled(stage)
         talkers = await _talk(client, api, f"{api}-memory-0", SESSIONS)
         held = await _settled(stage) - empty
@@ -39,9 +39,9 @@ async def measure(stage: Stage, api: Api) -> Kept:
     return Kept(held / tokens, max(0.0, grown) / (WAVES * tokens))
 
 
-async def _talk(client: Client, api: Api, name: str, count: int) -> list[Talker]:
+async def _talk(client: Client, api: Api, name: str, count: int, turns: int = TURNS) -> list[Talker]:
     talkers = [Talker(client, await client.open(f"{name}-{i}"), api, REPLY) for i in range(count)]
-    for _ in range(TURNS):
+    for _ in range(turns):
         await at_once(count, lambda i: talkers[i].turn())
     return talkers
 
