@@ -33,6 +33,8 @@ _EVENTS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_TOO_DEEP = "Recursion limit reached"
+"""What orjson says."""
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -246,13 +248,8 @@ class Endpoint:
             self._count(call, 499)
         except HoofprintError as error:
             await self._answer_error(call, error)
-        except Exception as mistake:  # noqa: BLE001 — the process boundary: one answer, one line in the log
-            # not its text: that may repeat what a client sent
-            places = [
-                f"{f.filename.rpartition('/')[2]}:{f.lineno}" for f in extract_tb(mistake.__traceback__)
-            ]
-            log.error("request_broke", kind=type(mistake).__name__, at=places[-8:])  # noqa: TRY400
-            await self._answer_error(call, HoofprintError("the proxy made a mistake; its log says more"))
+        except Exception as broke:  # noqa: BLE001 — the process boundary
+            await self._answer_error(call, _answer_to(broke))
 
     async def _answer_error(self, call: Call, error: HoofprintError) -> None:
         status, body, headers = self._render(error)
@@ -264,6 +261,17 @@ class Endpoint:
         except ClientGone:
             status = 499
         self._count(call, status)
+
+
+def _answer_to(broke: Exception) -> HoofprintError:
+    """A mistake of ours becomes one answer and one line in the log. Not ours: orjson reads deeper than it writes, also what
+    stands as text in a body, so what is nested too deeply shows when it is recorded."""
+    if isinstance(broke, TypeError) and str(broke) == _TOO_DEEP:
+        return BadRequest("the body is nested too deeply", field="body")
+    # not its text: that may repeat what a client sent
+    places = [f"{f.filename.rpartition('/')[2]}:{f.lineno}" for f in extract_tb(broke.__traceback__)]
+    log.error("request_broke", kind=type(broke).__name__, at=places[-8:])
+    return HoofprintError("the proxy made a mistake; its log says more")
 
 
 async def while_connected(call: Call, work: Awaitable[Any]) -> Any:

@@ -78,11 +78,15 @@ class SessionAccess:
             text = bearer
         if text:
             token = self._signer.read(text)
+            if body.get("session_id", token.session_id) != token.session_id:
+                raise BadRequest("session_id names another session than the token", field="session_id")
             return identity_of(token), token
         if self._admin_key and not same_key(bearer, self._admin_key):
             raise Unauthorized("a session token or the admin key is needed")
         name = call.header("x-session-id") or call.header("x-smg-routing-key") or body.get("session_id") or ""
         if not name:
+            if call.header("x-hoofprint-attempt") or call.header("x-hoofprint-sample-index"):
+                raise BadRequest("a rollout of a group needs X-Session-Id as well", field="x-session-id")
             return None
         name = bounded(name, "session_id")
         known = self.table.open.get(name) or self.table.ended.get(name)

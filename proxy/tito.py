@@ -297,7 +297,9 @@ class Tokenizers:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         if not tokenizer.chat_template:
             raise BadRequest("the served checkpoint's tokenizer has no chat template", field="messages")
-        if gc.get_freeze_count():  # a process that has put its modules aside: transformers brings more than all sessions
+        if (
+            gc.get_freeze_count()
+        ):  # a process that has put its modules aside: transformers brings more than all sessions
             gc.freeze()
         log.info("tokenizer_loaded", directory=str(directory), size=len(tokenizer))
         return ChatTokenizer(tokenizer)

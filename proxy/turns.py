@@ -68,6 +68,8 @@ class Turns:
                 "input_ids must be a list of token ids (32-bit integers)", field="input_ids"
             ) from wrong
         size = self._registry.limit("vocab_size")
+        if any(isinstance(ids[place], bool) for place in np.flatnonzero(packed <= 1)):
+            raise BadRequest("input_ids must be a list of token ids, not of truth values", field="input_ids")
         if packed.min() < 0 or (size is not None and packed.max() >= size):
             bad = next(i for i in ids if i < 0 or (size is not None and i >= size))
             raise BadRequest(

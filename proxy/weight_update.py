@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -46,6 +47,14 @@ _POLL_S = 0.02
 Failures = dict[str, HoofprintError]
 
 
+class Version(NamedTuple):
+    """A label with its checkpoint, and the trainer's step."""
+
+    label: str
+    checkpoint: str | None
+    step: int | None
+
+
 class Outcome(msgspec.Struct):
     """The answer of `POST /v1/policy/versions`. `preempted`: generations that were really cut; `running`: engine calls that
     did not end in time, whose engines were left out (or which were overruled by `force`)."""
@@ -77,6 +86,7 @@ class WeightUpdates:
         self._update_s = settings.proxy.update_timeout_s
         self._clock = clock
         self._one_at_a_time = asyncio.Lock()
+        self._publishing = asyncio.Lock()
         self._announcing = asyncio.Lock()
         self.catch_up = CatchUp(registry, control, self._announce, self._update_s, time.monotonic)
 
@@ -93,7 +103,7 @@ class WeightUpdates:
             labels = {engine.engine_id: engine.version for engine in self._registry.engines if engine.up}
             if version not in labels.values():
                 raise VersionConflict("no engine says this version", version=version, engines=labels)
-            await self._publish(version, None, None)
+            await self._publish(Version(version, None, None))
             checkpoint = self._control.published[version]
             self._registry.wanted = version, checkpoint
             for engine in self._registry.engines:
@@ -110,12 +120,12 @@ class WeightUpdates:
                 for engine in self._registry.usable:
                     await self._announce(engine)
                 return Outcome(version, [e.engine_id for e in self._registry.usable], {}, 0, True, 0.0, [])
-            await self._publish(version, checkpoint, step)
+            new = Version(version, checkpoint, step)
             targets = await self._targets(version)
             for engine in targets:
                 await engine.changing.acquire()
             try:
-                outcome = await self._update(targets, version, checkpoint, force=force)
+                outcome = await self._update(targets, new, force=force)
             finally:
                 for engine in targets:
                     engine.changing.release()
@@ -139,20 +149,22 @@ class WeightUpdates:
         wanted = self._registry.wanted
         return wanted is not None and wanted[0] == version and bool(self._registry.usable)
 
-    async def _publish(self, version: str, checkpoint: str | None, step: int | None) -> None:
-        if version in self._control.published:
-            return
-        event = identified(
-            PolicyPublished(
-                run_id=self._run_id,
-                occurred_at=self._clock(),
-                version=version,
-                checkpoint_uri=checkpoint,
-                step=step,
+    async def _publish(self, new: Version) -> None:
+        """Nothing where the log has the label."""
+        async with self._publishing:
+            if new.label in self._control.published:
+                return
+            event = identified(
+                PolicyPublished(
+                    run_id=self._run_id,
+                    occurred_at=self._clock(),
+                    version=new.label,
+                    checkpoint_uri=new.checkpoint,
+                    step=new.step,
+                )
             )
-        )
-        await self._producer.apublish(event)
-        self._control.fold(event)
+            await self._producer.apublish(event)
+            self._control.fold(event)
 
     async def _targets(self, version: str) -> list[Engine]:
         """Engines to update: one that is catching up is not waited for, unless there is no other."""
@@ -166,22 +178,22 @@ class WeightUpdates:
                 raise EngineUnavailable("no engine is there to take the version", version=version)
             await asyncio.sleep(_POLL_S)
 
-    async def _update(self, targets: list[Engine], version: str, checkpoint: str, *, force: bool) -> Outcome:
+    async def _update(self, targets: list[Engine], new: Version, *, force: bool) -> Outcome:
         begin = time.perf_counter()
         before = {g: g.preemptions for g in self._controller.running.values()}
         self._gate.close(REASON)
         try:
-            failed, left = await self._bring(targets, version, checkpoint, force=force)
-            self._rotate(targets, failed, version, checkpoint)
+            failed, left = await self._bring(targets, new, force=force)
+            self._rotate(targets, failed, new)
         finally:
             self._gate.open(REASON)
         pause_ms = round((time.perf_counter() - begin) * 1000, 3)
         cut = self._cut_since(before)
         activated = [engine.engine_id for engine in targets if engine.engine_id not in failed]
         for engine_id in activated:
-            await self._activated(version, engine_id, cut[engine_id], pause_ms)
+            await self._activated(new.label, engine_id, cut[engine_id], pause_ms)
         reasons = {engine_id: failure.message for engine_id, failure in failed.items()}
-        return Outcome(version, activated, reasons, cut.total(), not left, pause_ms, list(left))
+        return Outcome(new.label, activated, reasons, cut.total(), not left, pause_ms, list(left))
 
     def _cut_since(self, before: dict[Generation, int]) -> Counter[str]:
         """Generations that were cut, by engine. One that ended by itself while its abort was under way was not (rule 9), nor
@@ -193,17 +205,17 @@ class WeightUpdates:
         return cut
 
     async def _bring(
-        self, targets: list[Engine], version: str, checkpoint: str, *, force: bool
+        self, targets: list[Engine], new: Version, *, force: bool
     ) -> tuple[Failures, Iterable[str]]:
         """Stand still, load, go on. What failed, by engine, and the calls that did not stand still."""
         if self._strategy == "retract":
-            return await self._bring_held(targets, version, checkpoint), []
+            return await self._bring_held(targets, new), []
         left = await quiesce(self._controller, self._quiesce_s)
         failed: Failures = {}
         if left and not force:
-            failed = self._leave_out(targets, left, version)
+            failed = self._leave_out(targets, left, new.label)
         able = [engine for engine in targets if engine.engine_id not in failed]
-        failed |= await self._load(able, version, checkpoint, abort=not force)
+        failed |= await self._load(able, new, abort=not force)
         return failed, left
 
     def _leave_out(self, targets: list[Engine], left: dict[str, Generation], version: str) -> Failures:
@@ -218,11 +230,11 @@ class WeightUpdates:
             engine.cut()
         return {name: NotQuiesced("its generations did not end in time") for name in stuck}
 
-    async def _bring_held(self, targets: list[Engine], version: str, checkpoint: str) -> Failures:
+    async def _bring_held(self, targets: list[Engine], new: Version) -> Failures:
         failed = await each(targets, lambda engine: self._in_time(engine.pause("retract"), "pause"))
         held = [engine for engine in targets if engine.engine_id not in failed]
         try:
-            failed |= await self._load(held, version, checkpoint, abort=False)
+            failed |= await self._load(held, new, abort=False)
         finally:
             stuck = await each(held, lambda engine: self._in_time(engine.go_on(), "go on"))
         for engine in targets:
@@ -240,18 +252,21 @@ class WeightUpdates:
         except TimeoutError as late:
             raise EngineUnavailable(f"the engine did not {what} within {self._quiesce_s:g} s") from late
 
-    async def _load(self, engines: list[Engine], version: str, checkpoint: str, *, abort: bool) -> Failures:
-        """`abort`: what other proxies run there is cut as well; they resume it by themselves."""
-        registry, limit_s = self._registry, self._update_s
-        return await each(
-            engines, lambda engine: load(engine, version, checkpoint, registry, limit_s, abort=abort)
-        )
+    async def _load(self, engines: list[Engine], new: Version, *, abort: bool) -> Failures:
+        """`abort`: what other proxies run there is cut as well; they resume it by themselves. The first engine that takes a new
+        label puts it into the log, before anything runs under it: one that none takes has no place in the window."""
 
-    def _rotate(self, targets: list[Engine], failed: Failures, version: str, checkpoint: str) -> None:
+        async def bring(engine: Engine) -> None:
+            await load(engine, new.label, new.checkpoint or "", self._registry, self._update_s, abort=abort)
+            await self._publish(new)
+
+        return await each(engines, bring)
+
+    def _rotate(self, targets: list[Engine], failed: Failures, new: Version) -> None:
         """VersionRefused, EngineUnavailable: none took it; those that refused it go on with the old version."""
         if len(failed) < len(targets):
-            self._registry.wanted = (version, checkpoint)
-            newer = (v for v in self._control.published if self._control.is_newer(v, version))
+            self._registry.wanted = (new.label, new.checkpoint)
+            newer = (v for v in self._control.published if self._control.is_newer(v, new.label))
             self._registry.overruled = set(newer)
             for engine in targets:
                 engine.in_rotation = engine.engine_id not in failed
@@ -262,7 +277,7 @@ class WeightUpdates:
         still = self._registry.wanted[0] if self._registry.wanted else None
         kind = EngineUnavailable if unsure else VersionRefused
         raise kind(
-            f"no engine took {version}; the old version goes on", version=version, activated=[],
+            f"no engine took {new.label}; the old version goes on", version=new.label, activated=[],
             failed={name: failure.message for name, failure in failed.items()}, still_active=still,
         )  # fmt: skip
 

@@ -175,7 +175,7 @@ class ProxySettings(Section):
     host: str = "127.0.0.1"
     """Loopback by default: anything else is a decision."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0: a free one, written to the run's endpoints file."""
+    """0: a free one; `hoofprint up` keeps it in the run's `ports.json`."""
     engines: tuple[str, ...] = ()
     """Base URLs of the engines; `hoofprint up` fills in its own."""
     admin_key: str = ""

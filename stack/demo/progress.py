@@ -97,4 +97,4 @@ def sparkline(values: list[float], width: int = _WIDTH) -> str:
 
 def _groups(facts: RunFacts) -> str:
     kept, dropped, retried = (facts.outcome(kind) for kind in ("kept", "dropped", "retry"))
-    return f"{kept} kept, {dropped} dropped ({facts.stale} stale), {retried} retried"
+    return f"{kept} kept, {dropped} dropped, {retried} retried ({facts.stale} stale)"

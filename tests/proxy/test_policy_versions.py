@@ -117,6 +117,8 @@ async def test_a_checkpoint_that_is_not_there_is_refused_once_and_not_tried_agai
         assert (await update(proxy, "v3"))[0] == 200
     assert engine.updates == ["v3"]
     assert [e.version for e in await read(settings, CONTROL, PolicyActivated)] == ["v3"]
+    # a version that nobody took has no place in the window: it would make the others older
+    assert [e.version for e in await read(settings, CONTROL, PolicyPublished)] == ["v3"]
 
 
 async def test_an_outer_trainer_s_label_is_published_once_and_survives_the_proxy(

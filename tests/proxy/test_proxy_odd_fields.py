@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ pytestmark = pytest.mark.broker
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (api for api in APIS if api.name != "generate")
 NATIVE = APIS[0]
+DEEP: Any = {}
+for _ in range(400):
+    DEEP = {"a": DEEP}
 ODD: list[tuple[Any, dict[str, Any]]] = [
     *((api, {"stop_token_ids": value}) for api in (CHAT, RESPONSES, MESSAGES) for value in ("x", 7, [[]], ["a"], [{}])),
     *((api, {"ignore_eos": "yes"}) for api in (CHAT, COMPLETIONS, MESSAGES)),
@@ -39,6 +43,10 @@ ODD: list[tuple[Any, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [[1], [2]]}),
     (COMPLETIONS, {"prompt": [1.5]}),
     (COMPLETIONS, {"prompt": [10**9]}),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]}),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [
+        {"id": "c", "function": {"name": "f", "arguments": json.dumps(DEEP)}}]}, *HELLO]}),
+    (MESSAGES, {"tools": [{"name": "f", "input_schema": DEEP}]}),
     (NATIVE, {"input_ids": [True]}),
     (NATIVE, {"sampling_params": {"temperature": "hot"}}),
     (NATIVE, {"sampling_params": {"n": []}}),

@@ -154,3 +154,19 @@ async def exchange(http: aiohttp.ClientSession, url: str, body: Any) -> None:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     async with asyncio.timeout(30), http.post(url, data=raw) as reply:
         await reply.read()
+
+
+async def test_a_request_that_names_two_sessions_or_half_a_rollout_is_refused(
+    broker: str, tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    settings = settings_for(broker, tmp_path, [engine.url])
+    async with running_proxy(settings) as proxy:
+        one, other = await proxy.open(sample=0), await proxy.open(sample=1)
+        await proxy.generate(one, [1], 2)
+        end = {"session_id": other["session_id"], "reward": 1.0}
+        status, reply = await proxy.post(one["base_url"] + "/session/finalize", end)
+        assert (status, reply["error"]["param"]) == (400, "session_id")
+        assert (await proxy.generate(one, [1, 2], 2))[0] == 200  # it is open still
+        half = {"X-Instance-Id": "g", "X-Hoofprint-Attempt": "0", "X-Hoofprint-Sample-Index": "1"}
+        status, reply = await proxy.post("/generate", {"input_ids": [1]}, **half)
+        assert (status, reply["error"]["param"]) == (400, "x-session-id")

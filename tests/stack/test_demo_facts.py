@@ -184,7 +184,7 @@ def test_drift_is_weighted_by_tokens() -> None:
 def test_a_step_in_words() -> None:
     said = line(folded(LOG), 1, 3)
     assert said.startswith("step 1/3  reward 0.500")
-    assert "1 kept, 1 dropped (1 stale), 0 retried" in said
+    assert "1 kept, 1 dropped, 0 retried (1 stale)" in said
 
 
 def test_sparklines_fit_and_span_the_range() -> None:
