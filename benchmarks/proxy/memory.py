@@ -15,34 +15,42 @@ REPLY = 256
 
 
 class Kept(NamedTuple):
-    """KB per 1,000 recorded tokens: of open sessions, and of as many that have ended."""
+    """KB per 1,000 recorded tokens. Of open sessions: what a proxy grows by that has had as many before, so that it fills freed
+    heap first, and what a fresh one grows by, the peak of what was in flight included. What is kept lies between. Of ended ones:
+    what it grows by with three times as many."""
 
-    open_kb: float
+    at_least_kb: float
+    at_most_kb: float
     ended_kb: float
 
 
 async def measure(stage: Stage, api: Api) -> Kept:
-    """Open sessions against a warm proxy with none; ended ones against one that has had as many before, because a heap that
-    grew once does not shrink."""
+    """Bytes that the process alone has, after each wave of sessions."""
     async with client_of(stage) as client:
-        await _end(await _talk(client, api, f"{api}-memory-warm", SESSIONS, turns=1))  # as many connections
-        empty = await _settled(stage)
-        talkers = await _talk(client, api, f"{api}-memory-0", SESSIONS)
-        held = await _settled(stage) - empty
+        await _end(await _talk(client, api, f"{api}-warm", turns=1))
+        fresh = await _settled(stage)
+        talkers = await _talk(client, api, f"{api}-first")
+        first = await _settled(stage)
         tokens = sum(talker.tokens for talker in talkers)
         await _end(talkers)
-        await _end(await _talk(client, api, f"{api}-memory-1", SESSIONS))
+        empty = await _settled(stage)
+        talkers = await _talk(client, api, f"{api}-second")
+        second = await _settled(stage)
+        await _end(talkers)
         before = await _settled(stage)
-        for number in range(2, 2 + WAVES):
-            await _end(await _talk(client, api, f"{api}-memory-{number}", SESSIONS))
-        grown = await _settled(stage) - before
-    return Kept(held / tokens, max(0.0, grown) / (WAVES * tokens))
+        for number in range(WAVES):
+            await _end(await _talk(client, api, f"{api}-{number}"))
+        ended = await _settled(stage)
+    growth = ended - before
+    return Kept(
+        max(0.0, second - empty) / tokens, (first - fresh) / tokens, max(0.0, growth) / (WAVES * tokens)
+    )
 
 
-async def _talk(client: Client, api: Api, name: str, count: int, turns: int = TURNS) -> list[Talker]:
-    talkers = [Talker(client, await client.open(f"{name}-{i}"), api, REPLY) for i in range(count)]
+async def _talk(client: Client, api: Api, name: str, turns: int = TURNS) -> list[Talker]:
+    talkers = [Talker(client, await client.open(f"{name}-{i}"), api, REPLY) for i in range(SESSIONS)]
     for _ in range(turns):
-        await at_once(count, lambda i: talkers[i].turn())
+        await at_once(SESSIONS, lambda i: talkers[i].turn())
     return talkers
 
 
