@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from proxy_rig import Proxy, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine, token_at
-from update_calls import both_up, get, name, read, update, versions_served
+from update_calls import both_up, get, name, publish, read, update, versions_served
 
 from schemas.events import PolicyActivated
 from schemas.topics import CONTROL
@@ -141,4 +141,20 @@ async def test_if_all_take_too_long_the_answer_is_503_and_they_come_back(
         assert (status, reply["error"]["code"]) == (503, "engine_unavailable")
         engine.hangs = set()
         await until(lambda: proxy.parts.registry.usable, "its return")
-        assert await versions_served(proxy, 1) == {"v2"}  # published: what nobody had was made up for
+        assert await versions_served(proxy, 1) == {"v1"}  # it has no place in the log: the caller asks again
+        assert (await update(proxy, "v2"))[0] == 200
+        assert await versions_served(proxy, 1) == {"v2"}
+
+
+async def test_if_all_take_too_long_a_version_of_the_trainer_s_is_made_up_for(
+    broker: str, tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    engine.hangs = {"/update_weights_from_disk"}
+    settings = settings_for(broker, tmp_path, [engine.url], proxy=SHORT)
+    async with running_proxy(settings) as proxy:
+        await publish(settings, "v2")
+        await until(lambda: "v2" in proxy.parts.control.published, "the trainer's word")
+        assert (await update(proxy, "v2"))[0] == 503
+        engine.hangs = set()
+        await until(lambda: proxy.parts.registry.usable, "its return")
+        assert await versions_served(proxy, 1) == {"v2"}

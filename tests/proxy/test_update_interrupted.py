@@ -11,7 +11,7 @@ import pytest
 from proxy_process import ProxyProcess, free_port
 from proxy_rig import settings_for, until
 from scripted_engine import ScriptedEngine
-from update_calls import read
+from update_calls import publish, read
 
 from schemas.events import PolicyActivated, PolicyPublished
 from schemas.topics import CONTROL
@@ -33,6 +33,7 @@ async def test_it_leaves_no_engine_paused(
     settings = settings_for(broker, tmp_path, [engine.url], proxy=proxied)
     proxy = ProxyProcess(settings, tmp_path)
     await asyncio.to_thread(proxy.start)
+    await publish(settings, "v2")
     engine.hangs = {"/update_weights_from_disk"}
     async with aiohttp.ClientSession() as http:
         updating = asyncio.ensure_future(begin_update(http, proxy.base))

@@ -8,6 +8,8 @@ from typing import Any
 from proxy_rig import Proxy, log_of, until
 from scripted_engine import ScriptedEngine
 
+from journal.producer import AckProducer
+from schemas.events import PolicyPublished, identified
 from schemas.settings import Settings
 
 
@@ -18,6 +20,22 @@ async def update(proxy: Proxy, version: Any, **more: Any) -> tuple[int, dict[str
 
 async def read(settings: Settings, topic: Any, kind: Any) -> list[Any]:
     return await asyncio.to_thread(log_of, settings, topic, kind)
+
+
+async def publish(settings: Settings, version: str) -> None:
+    """As the trainer does before it asks for the update."""
+    event = identified(
+        PolicyPublished(
+            run_id=settings.run.run_id,
+            occurred_at=1,
+            version=version,
+            checkpoint_uri=f"/checkpoints/{version}",
+            step=1,
+        )
+    )
+    producer = AckProducer(settings.kafka, "trainer")
+    await asyncio.to_thread(producer.publish, event)
+    await asyncio.to_thread(producer.close)
 
 
 async def get(proxy: Proxy, path: str) -> Any:
