@@ -256,19 +256,14 @@ def _add_routes(app: Front, parts: Parts) -> None:
     raw = orjson.dumps(openapi.document(described, metadata.version("hoofprint")))
     table.append(("GET", "/openapi.json", lambda call: call.reply(raw), "/openapi.json"))
     bounds = Bounds(parts.settings.proxy.max_header_bytes, parts.settings.proxy.client_stall_s)
-    routes = [
-        Route(
-            path,
-            Endpoint(handler, _refusal(parts.metrics, api), _counter(parts.metrics, api), bounds),
-            methods=[method],
-        )
+    endpoints = {
+        (method, path): Endpoint(handler, _refusal(parts.metrics, api), _counter(parts.metrics, api), bounds)
         for method, path, handler, api in table
-    ]
-    app.router.routes[:0] = routes
-    app.direct |= {
-        (method, api): Endpoint(handler, _refusal(parts.metrics, api), _counter(parts.metrics, api), bounds)
-        for method, api, handler in inside
     }
+    app.router.routes[:0] = [
+        Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()
+    ]
+    app.direct |= {(method, path): endpoints[method, path] for method, path, _ in inside}
     missing = Endpoint(_not_found, render_error, _counter(parts.metrics, "unknown"), bounds)
     app.router.routes.append(
         Route("/{path:path}", missing, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])

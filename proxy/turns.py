@@ -120,9 +120,8 @@ class Turns:
             await self._refuse(session, refusal)
             raise
         finally:
-            generation.first_token = (
-                nobody  # it holds the turn, which holds the generation: a circle outlives its session
-            )
+            # it holds the turn, which holds the generation: a circle outlives its session
+            generation.first_token = nobody
             session.inflight.pop(generation, None)
             session.used_at = self.clock()
 
