@@ -18,6 +18,7 @@ import pyarrow as pa
 from analytics.catalog import connect_log
 from analytics.tables import Archive, archive_directory
 from journal.payloads import PayloadStore
+from journal.segment_columns import with_columns
 from schemas import events as ev
 from schemas.codec import decode
 from schemas.errors import CorruptPayload, SchemaError, StoreError
@@ -25,7 +26,6 @@ from schemas.settings import Settings
 from streams import assembly
 from streams.assembly_closed import ClosedAttempts
 from streams.group_payload import group_payload
-from streams.segment_columns import with_columns
 
 
 def archive_store(run_dir: Path) -> PayloadStore:

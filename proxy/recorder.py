@@ -275,11 +275,3 @@ def _columns(segment: TokenSegment) -> bytes:
     with pa.ipc.new_file(sink, SEGMENT_COLUMNS) as writer:
         writer.write_table(pa.table(row, schema=SEGMENT_COLUMNS))
     return bytes(sink.getvalue())
-
-
-def with_columns(segment: TokenSegment, store: PayloadStore) -> TokenSegment:
-    """The segment with its token columns inline, wherever they were."""
-    if segment.tokens_ref is None:
-        return segment
-    row = store.open_arrow(segment.tokens_ref).to_pylist()[0]
-    return msgspec.structs.replace(segment, **row)

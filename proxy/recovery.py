@@ -19,9 +19,10 @@ from journal.event_log import read_events
 from journal.payloads import PayloadStore
 from journal.producer import Position
 from journal.reader import TopicReader, offsets_at_time
+from journal.segment_columns import with_columns
 from proxy.log_fold import SessionLog, read_log, restore
 from proxy.ownership import Holding, Ownership, SessionTaken
-from proxy.recorder import Recorder, with_columns
+from proxy.recorder import Recorder
 from proxy.sessions import Identity, Session
 from proxy.tokens_auth import SessionToken, TokenSigner
 from schemas.errors import SchemaError
@@ -153,7 +154,7 @@ def _resolve(batch: list[_Wanted], give: Callable[[_Wanted], None]) -> None:
 
 
 def _inline(segment: TokenSegment, store: PayloadStore) -> TokenSegment:
-    segment = with_columns(segment, store)
+    segment = with_columns(segment, store.open_arrow)
     if segment.request_ref is not None:
         segment = msgspec.structs.replace(segment, request=store.get(segment.request_ref).decode())
     return segment

@@ -17,6 +17,7 @@ from typing import Protocol
 from journal.clock import Clock
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer, Outcome
+from journal.segment_columns import with_columns
 from schemas import events as ev
 from schemas import topics
 from schemas.arrow import GROUP_PAYLOAD_CODEC
@@ -25,7 +26,6 @@ from schemas.errors import CorruptPayload, HoofprintError, SchemaError, StoreErr
 from streams import assembly
 from streams.assembly_closed import ClosedAttempts
 from streams.group_payload import group_payload
-from streams.segment_columns import with_columns
 
 _WRITERS = 16  # payload files that wait for the disk together
 _MAX_RAW = 900_000  # a dead letter must itself fit into a record; the rest stays where it was read
