@@ -99,7 +99,9 @@ class Parts:
         self.sessions = SessionApi(
             self.access, self.recorder, clock, proxy.max_body_bytes, f"{proxy.host}:{proxy.port}"
         )
-        intervals = Intervals(proxy.engine_stream_interval_streamed, proxy.engine_stream_interval)
+        intervals = Intervals(
+            proxy.engine_stream_interval_streamed, proxy.engine_stream_interval, proxy.stream_frame_s
+        )
         controller = GenerationController(
             self.registry, self.gate, settings.staleness, self.metrics,
             record_experts=proxy.record_routed_experts == "auto", intervals=intervals,

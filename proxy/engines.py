@@ -18,6 +18,7 @@ import orjson
 
 from proxy.engine_stream import ChunkReader, Mode, refusal
 from proxy.output import Output
+from proxy.token_pace import TokenPace
 from schemas.errors import EngineRejected, EngineTimeout, EngineUnavailable
 
 _CONNECT_S = 3.0
@@ -64,6 +65,7 @@ class Engine:
         self.draining = False
         self.changing = asyncio.Lock()
         self.inflight = 0
+        self.pace = TokenPace()
         self._given: tuple[str, str, str] | None = None
         self._half_updated = False
         self._calls: set[asyncio.Timeout] = set()
@@ -132,13 +134,17 @@ class Engine:
         ) as reply:
             if reply.status != 200:
                 raise refusal(_json(await reply.read()), reply.status)
+            began = 0.0
             while not reader.done:
                 data = await reply.content.readany()
                 if not data:
                     break
+                began = began or time.monotonic()
                 if reader.feed(data):
                     news()
         reader.settle()
+        if not reader.changes:  # else a weight update was part of the time
+            self.pace.observe(reader.count - 1, time.monotonic() - began)
         if reader.finish is None:
             self.up = False
             raise EngineUnavailable("the engine's stream ended before its time", engine=self.engine_id)

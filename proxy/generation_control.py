@@ -31,10 +31,17 @@ _FRUITLESS = 3
 
 
 class Intervals(NamedTuple):
-    """Tokens per event of an engine: of replies that a client streams, and of others."""
+    """Tokens per event of an engine: of replies that a client streams (0: what comes in a frame's time), and of others."""
 
     streamed: int = 1
     whole: int = 1
+    frame_s: float = 0.0
+
+    def of(self, engine: Engine, *, streams: bool) -> int:
+        """What to ask this engine for."""
+        if not streams:
+            return self.whole
+        return self.streamed or engine.pace.tokens_in(self.frame_s, self.whole)
 
 
 EVERY_TOKEN = Intervals()
@@ -130,7 +137,7 @@ class GenerationController:
         rid = generation.rid
         self.running[rid] = generation
         try:
-            interval = self._intervals.streamed if generation.streams else self._intervals.whole
+            interval = self._intervals.of(engine, streams=generation.streams)
             await engine.generate(
                 generation.request_body(interval),
                 session.identity.session_id,

@@ -202,15 +202,16 @@ class ProxySettings(Section):
     """Larger bodies get 413."""
     engine_stream_interval: int = Field(default=64, ge=1)
     """Tokens per event of a reply that no client streams. What an engine has not told is lost with it and generated again."""
-    engine_stream_interval_streamed: int = Field(default=1, ge=1)
-    """The same for replies that a client streams; the first token comes at once in any case."""
+    engine_stream_interval_streamed: int = Field(default=0, ge=0)
+    """The same for replies that a client streams; the first token comes at once in any case. 0: as many as the engine was seen
+    to make in the time of a frame."""
     session_idle_s: float = Field(default=900.0, gt=0)
     """Idle sessions expire."""
     session_max_age_s: float = Field(default=86_400.0, gt=0)
     """How far back a session is looked for in the log."""
     context_window: int = Field(default=0, ge=0)
     """Tokens of prompt and reply; 0: what the engine says."""
-    stream_frame_s: float = Field(default=0.02, ge=0)
+    stream_frame_s: float = Field(default=0.04, ge=0)
     """Least time between two frames of a stream; the first token leaves at once. 0: a frame for every token."""
     keepalive_s: float = Field(default=10.0, gt=0)
     """A comment frame on quiet streams."""

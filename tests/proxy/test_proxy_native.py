@@ -142,7 +142,7 @@ async def test_a_stream_is_cumulative_and_ends_with_spans_after_the_acknowledgem
     broker: str, tmp_path: Path, engine: ScriptedEngine
 ) -> None:
     engine.delay_s = 0.01
-    settings = settings_for(broker, tmp_path, [engine.url])
+    settings = settings_for(broker, tmp_path, [engine.url], proxy={"stream_frame_s": 0.0})
     async with running_proxy(settings) as proxy:
         opened = await proxy.open()
         body = {
