@@ -107,19 +107,23 @@ def stream(port: int, tokens: int, count: int) -> float:
     return count / wall
 
 
-def crash(port: int, directory: str, tokens: int) -> tuple[int, int]:
-    """A checkpoint, 256 of its 256 trained, 512 more acknowledged, kill -9, start from the checkpoint: lost, given out twice."""
-    server = start_server(port, directory)
-    client = reverb.Client(f"localhost:{port}")
-    put(port, tokens, 0, 256, GROUP)
+def crash(before: int, after: int, directory: str, tokens: int) -> tuple[int, int]:
+    """A checkpoint, 256 of its 256 trained, 512 more acknowledged, kill -9, start from the checkpoint: lost, given out twice.
+
+    It comes back on the port `after`: gRPC shares connections by address within a process, and the first call over one to the
+    killed server would give a broken pipe.
+    """
+    server = start_server(before, directory)
+    client = reverb.Client(f"localhost:{before}")
+    put(before, tokens, 0, 256, GROUP)
     client.checkpoint()
-    trained = set(take(port, 256))
-    put(port, tokens, 256, 512, GROUP)
+    trained = set(take(before, 256))
+    put(before, tokens, 256, 512, GROUP)
     server.kill()
     server.wait()
-    server = start_server(port, directory)
-    left = reverb.Client(f"localhost:{port}").server_info()["train"].current_size
-    again = set(take(port, left)) if left else set()
+    server = start_server(after, directory)
+    left = reverb.Client(f"localhost:{after}").server_info()["train"].current_size
+    again = set(take(after, left)) if left else set()
     server.kill()
     server.wait()
     return 512 - len(again - trained), len(again & trained)
@@ -141,7 +145,8 @@ def main(tokens: int, count: int) -> None:
         result["rate"] = max(stream(port, tokens, count) for _ in range(2))
         server.kill()
         server.wait()
-        result["lost"], result["twice"] = crash(portpicker.pick_unused_port(), directory + "/b", tokens)
+        before, after = portpicker.pick_unused_port(), portpicker.pick_unused_port()
+        result["lost"], result["twice"] = crash(before, after, directory + "/b", tokens)
     print(json.dumps(result))
 
 
