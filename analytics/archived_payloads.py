@@ -82,7 +82,7 @@ class ArchivedPayloads:
 
     def _made_again(self, group: ev.GroupCompleted) -> memoryview | None:
         rules = assembly.AssemblyRules.of(self._settings)
-        state = assembly.Assembly(rules, ClosedAttempts())
+        state = assembly.Assembly(rules, ClosedAttempts(rules.run_id))
         for offset, event in self._records(group):
             for effect in assembly.apply(state, offset, event):
                 if isinstance(effect, assembly.Completed):

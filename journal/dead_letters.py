@@ -8,16 +8,17 @@ own idempotence makes harmless; the other order could lose it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from journal.event_log import read_events
 from journal.producer import AckProducer
-from journal.reader import TopicReader, record_at
+from journal.reader import Record, TopicReader, record_at
 from schemas import topics
 from schemas.codec import encode
 from schemas.errors import ConfigError
 from schemas.events import DeadLetter
+from schemas.letters import was_cut
 from schemas.settings import KafkaSettings
 from schemas.topics import Topic, key_of
 
@@ -84,40 +85,54 @@ def chosen(
     ]
 
 
-def requeue(kafka: KafkaSettings, buried: Iterable[Buried]) -> list[Requeued]:
-    """Put these back. ConfigError: one of them cannot be (a topic of another version; bytes that were cut and are gone)."""
+def requeue(kafka: KafkaSettings, buried: Iterable[Buried]) -> tuple[list[Requeued], list[ConfigError]]:
+    """Put these back; and why some of them cannot be: a topic of another version, or bytes that were cut and are gone."""
     producer = AckProducer(kafka, "dead-letters")
+    done: list[Requeued] = []
+    refused: list[ConfigError] = []
     try:
-        return [_requeue(kafka, producer, one) for one in buried]
+        for one in buried:
+            try:
+                done.append(_requeue(kafka, producer, one))
+            except ConfigError as cannot:
+                refused.append(cannot)
     finally:
         producer.close()
+    return done, refused
 
 
 def _requeue(kafka: KafkaSettings, producer: AckProducer, buried: Buried) -> Requeued:
     letter, topic = buried.letter, buried.topic
     if topic is None:
         raise ConfigError(f"there is no topic {letter.topic} to put a record back into", topic=letter.topic)
-    headers = {**letter.headers, LETTER_HEADER: letter.event_id.encode()}
-    at = producer.send_raw(topic, letter.key, _whole(kafka, topic, letter), headers).result()
+    key, value, headers = _whole(kafka, topic, letter)
+    named = {**headers, LETTER_HEADER: letter.event_id.encode()}
+    at = producer.send_raw(topic, key, value, named).result()
     mark = {REQUEUED_HEADER: f"{topic.name}/{at.partition}/{at.offset}".encode()}
     producer.send_raw(topics.DEAD_LETTERS, key_of(letter), encode(letter), mark).result()
     return Requeued(letter, at.partition, at.offset)
 
 
-def _whole(kafka: KafkaSettings, topic: Topic, letter: DeadLetter) -> bytes:
-    """A letter must fit into a record itself, so that the bytes of a large one may be cut: the rest is where it was read."""
+def _whole(
+    kafka: KafkaSettings, topic: Topic, letter: DeadLetter
+) -> tuple[bytes | None, bytes, Mapping[str, bytes]]:
+    """Key, value and headers. A letter must fit into a record itself, so that those of a large one may be cut: the rest is
+    where it was read."""
+    if not was_cut(letter):
+        return letter.key, letter.raw, letter.headers
     source = record_at(kafka, topic, letter.partition, letter.offset)
-    if source is not None and source.key == letter.key and source.value.startswith(letter.raw):
-        return source.value
-    if was_cut(letter):
-        raise ConfigError(
-            f"the letter of {topic.name}/{letter.partition}/{letter.offset} holds the beginning of its record only, and the"
-            " record is gone",
-            topic=topic.name, partition=letter.partition, offset=letter.offset,
-        )  # fmt: skip
-    return letter.raw
+    if source is not None and _begins_with(source, letter):
+        return source.key, source.value, source.headers
+    raise ConfigError(
+        f"the letter of {topic.name}/{letter.partition}/{letter.offset} holds the beginning of its record only, and the"
+        " record is gone",
+        topic=topic.name, partition=letter.partition, offset=letter.offset,
+    )  # fmt: skip
 
 
-def was_cut(letter: DeadLetter) -> bool:
-    """Whether a letter holds the beginning of its record only, as its reason then says."""
-    return letter.reason.endswith(" bytes)") and f"(first {len(letter.raw)} of " in letter.reason
+def _begins_with(source: Record, letter: DeadLetter) -> bool:
+    """Whether this is the record that the letter was made of."""
+    same_key = source.key == letter.key or bool(
+        letter.key and source.key and source.key.startswith(letter.key)
+    )
+    return same_key and source.value.startswith(letter.raw)

@@ -26,6 +26,8 @@ from schemas.events import PayloadRef
 
 _serial = itertools.count()
 _TRIES = 8
+_DEPTH = 4  # run, group, attempt, digest
+_LONGEST_NAME = 255
 
 
 class StoredPayload(NamedTuple):
@@ -140,13 +142,22 @@ class PayloadStore:
             _sync_directory(target.parent)
 
     def _path(self, ref: PayloadRef) -> str:
+        """A reference comes out of a record, which may say anything: what is no file's place is not even looked for."""
+        parts = PurePosixPath(ref.uri).parts
+        if len(parts) != _DEPTH or parts[-1] != ref.sha256:
+            raise CorruptPayload(f"{ref.uri!r} is not the place of {ref.sha256!r}", uri=ref.uri)
         return self._inside(ref.uri)
 
     def _inside(self, uri: str) -> str:
         parts = PurePosixPath(uri).parts
-        if not parts or parts[0] == "/" or ".." in parts:
+        if not parts or parts[0] == "/" or ".." in parts or not all(map(_may_be_a_name, parts)):
             raise CorruptPayload(f"{uri!r} is no place in the store", uri=uri)
         return f"{self._root}/{uri}"
+
+
+def _may_be_a_name(part: str) -> bool:
+    """Whether it is one that `_part` gives."""
+    return part.isascii() and part.isprintable() and 0 < len(part) <= _LONGEST_NAME
 
 
 def place(group_id: str, attempt: int) -> str:
@@ -155,8 +166,14 @@ def place(group_id: str, attempt: int) -> str:
 
 
 def _part(name: str) -> str:
-    """A name as one path component: no slash, and not a dot directory."""
-    safe = quote(name, safe="")
+    """A name as one path component: no slash, not empty, not a dot directory, and not longer than file systems take.
+
+    Of a long one the beginning is left, and the name's digest tells it from others.
+    """
+    safe = quote(name, safe="") or "%"
+    if len(safe) > _LONGEST_NAME:
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        return f"{safe[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
     return safe.replace(".", "%2E") if not safe.strip(".") else safe
 
 

@@ -23,7 +23,7 @@ from schemas.codec import encode
 from schemas.errors import PublishFailed, PublishTimeout, TransportError
 from schemas.events import Event
 from schemas.settings import KafkaSettings
-from schemas.topics import TOPIC_OF, Topic, key_of
+from schemas.topics import MAX_RECORD_BYTES, TOPIC_OF, Topic, key_of
 
 _POLL_S = 0.1
 _GRACE_S = 2.0  # librdkafka looks for timed-out records once a second
@@ -285,6 +285,7 @@ def _configuration(kafka: KafkaSettings, client_id: str) -> dict[str, Any]:
         "client.id": client_id,
         "enable.idempotence": True,
         "acks": "all",
+        "message.max.bytes": MAX_RECORD_BYTES,
         "linger.ms": kafka.linger_ms,
         "message.timeout.ms": max(int(kafka.publish_timeout_s * 1000), int(kafka.linger_ms) + 1),
         "partitioner": "consistent_random",

@@ -157,7 +157,7 @@ class TopicReader:
 
     def _record(self, message: Any) -> Record:
         topic, partition, offset = self._by_name[message.topic()], message.partition(), message.offset()
-        headers = dict(message.headers() or ())
+        headers = {name: value or b"" for name, value in message.headers() or ()}
         return Record(
             topic, partition, offset, message.timestamp()[1], message.key(), message.value() or b"", headers
         )

@@ -18,6 +18,11 @@ def with_columns(segment: TokenSegment, open_arrow: Callable[[PayloadRef], pa.Ta
     if ref is None:
         return segment
     table, names = open_arrow(ref), SEGMENT_COLUMNS.names
-    if table.num_rows != 1 or not set(names) <= set(table.column_names):
+    columns = {name: table.column(name) for name in names if name in table.column_names}
+    fits = all(
+        column.type == SEGMENT_COLUMNS.field(name).type and not column.null_count
+        for name, column in columns.items()
+    )
+    if table.num_rows != 1 or len(columns) < len(names) or not fits:
         raise CorruptPayload(f"{ref.uri} is not the columns of one segment", uri=ref.uri)
-    return msgspec.structs.replace(segment, **{name: table.column(name)[0].as_py() for name in names})
+    return msgspec.structs.replace(segment, **{name: column[0].as_py() for name, column in columns.items()})

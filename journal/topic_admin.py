@@ -1,4 +1,5 @@
-"""Topics at the broker: created with the partitions and the retention that design §3 names, and checked when present.
+"""Topics at the broker: created with the partitions and the retention that design §3 names and room for large records, and
+checked when present.
 
 Nothing is deleted by retention (Kafka's default would after 7 days), so a present topic with another retention is a
 configuration error, not something to change behind the operator's back.
@@ -16,7 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 from journal.connection import LOGGER, client_configuration
 from schemas.errors import ConfigError, TransportError
 from schemas.settings import KafkaSettings
-from schemas.topics import ALL_TOPICS, RETENTION, Topic
+from schemas.topics import ALL_TOPICS, RETENTION, SIZES, Topic
 
 _PATIENCE_S = 30.0
 _CALL_S = 10.0
@@ -44,14 +45,15 @@ def wait_for_broker(kafka: KafkaSettings, timeout_s: float) -> None:
 def create_topics(kafka: KafkaSettings, topics: Iterable[Topic] = ALL_TOPICS) -> None:
     """Create the missing, check the present, and return when every partition has a leader.
 
-    ConfigError: a present topic has other partitions or another retention. TransportError: the broker does not answer.
+    ConfigError: a present topic has other partitions, another retention or less room for a record. TransportError: the broker
+    does not answer.
     """
     wanted = {topic.full_name(kafka.topic_prefix): topic for topic in topics}
     admin = _admin(kafka)
     present = set(_metadata(admin, kafka)) & set(wanted)
     _create(admin, kafka, {name: topic for name, topic in wanted.items() if name not in present})
     _await_leaders(admin, kafka, wanted)
-    _check_retention(admin, sorted(wanted))
+    _check_settings(admin, sorted(wanted))
 
 
 def number_of_partitions(kafka: KafkaSettings, topic: Topic) -> int:
@@ -112,7 +114,7 @@ def _create(admin: AdminClient, kafka: KafkaSettings, missing: dict[str, Topic])
             name,
             num_partitions=topic.partitions or kafka.partitions,
             replication_factor=kafka.replication_factor,
-            config=RETENTION,
+            config={**RETENTION, **{key: str(least) for key, least in SIZES.items()}},
         )
         for name, topic in missing.items()
     ]
@@ -129,7 +131,7 @@ def _create(admin: AdminClient, kafka: KafkaSettings, missing: dict[str, Topic])
             ) from refused
 
 
-def _check_retention(admin: AdminClient, names: list[str]) -> None:
+def _check_settings(admin: AdminClient, names: list[str]) -> None:
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
     for resource, answer in admin.describe_configs(resources, request_timeout=_CALL_S).items():
         try:
@@ -144,6 +146,13 @@ def _check_retention(admin: AdminClient, names: list[str]) -> None:
                 raise ConfigError(
                     f"topic {resource.name} has {key}={found}, the log needs {wanted}",
                     topic=resource.name, setting=key, found=found, wanted=wanted,
+                )  # fmt: skip
+        for key, least in SIZES.items():
+            size = entries[key].value
+            if size is None or int(size) < least:
+                raise ConfigError(
+                    f"topic {resource.name} has {key}={size}, the log needs at least {least}",
+                    topic=resource.name, setting=key, found=size, wanted=least,
                 )  # fmt: skip
 
 

@@ -202,7 +202,7 @@ def end_facts(body: dict[str, Any], prefix: str = "") -> EndFacts:
     return EndFacts(
         segment_count=0,
         status=status,
-        reason=str(body.get("reason") or "done"),
+        reason=str(body.get("reason") or "done")[:256],
         reward=None if reward is None else float(reward),
         reward_pending=bool(body.get("reward_pending", False)),
         components=components_of(body, prefix),

@@ -12,9 +12,10 @@ Attempt = tuple[str, int]
 
 
 class ClosedAttempts:
-    """A fold over both topics; the order between them does not matter. Idempotent."""
+    """A fold over both topics of one run; the order between them does not matter. Idempotent."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
         self._closed: set[Attempt] = set()
         self.run_ended = False
 
@@ -22,7 +23,12 @@ class ClosedAttempts:
         return self.run_ended or attempt in self._closed
 
     def fold(self, event: Event) -> Attempt | None:
-        """The attempt whose running trajectories are no longer wanted because of this event."""
+        """The attempt whose running trajectories are no longer wanted because of this event.
+
+        Runs may share their topics, and the names of their groups: another run's events, its end too, say nothing.
+        """
+        if event.run_id != self._run_id:
+            return None
         if isinstance(event, RunEnded):
             self.run_ended = True
             return None

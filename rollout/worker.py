@@ -19,7 +19,6 @@ import orjson
 import structlog
 from confluent_kafka import Message
 
-from journal.clock import system_clock
 from journal.event_log import EventFollower
 from journal.log_setup import configure_logging
 from journal.payloads import PayloadStore
@@ -32,9 +31,10 @@ from rollout.group_run import GroupAttempt, GroupPlayer
 from rollout.persistence import AttemptClosed
 from rollout.prompts import Listener, Place, PromptSource
 from schemas.errors import HoofprintError, IncompatibleEvent, InvariantBroken, SchemaError, TransportError
-from schemas.events import DeadLetter, Event, GroupRequested, identified
+from schemas.events import Event, GroupRequested
+from schemas.letters import letter_of
 from schemas.settings import Settings
-from schemas.topics import CONTROL, VERDICTS
+from schemas.topics import CONTROL, PROMPTS, VERDICTS
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class Worker:
         self._settings = settings
         self._player = player
         self._loop = asyncio.get_running_loop()
-        self._closed = ClosedAttempts()
+        self._closed = ClosedAttempts(settings.run.run_id)
         self._running: dict[Attempt, tuple[Place, asyncio.Task[None]]] = {}
         self._cancelled: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(settings.rollout.concurrent_groups)
@@ -172,19 +172,15 @@ class Worker:
 
     def _bury(self, message: Message, wrong: SchemaError) -> None:
         log.warning("dead_letter", error=wrong, partition=message.partition(), offset=message.offset())
-        letter = DeadLetter(
-            run_id=self._settings.run.run_id,
-            occurred_at=system_clock(),
-            topic=message.topic() or "",
-            partition=message.partition() or 0,
-            offset=message.offset() or 0,
-            key=_bytes_or_none(message.key()),
-            reason=f"{wrong.code}: {wrong.message}",
-            raw=message.value() or b"",
-        )
+        headers: Any = message.headers()  # the client's own type leaves open what it is a list of
+        letter = letter_of(
+            self._settings.run.run_id, PROMPTS.name, message.partition() or 0, message.offset() or 0,
+            message.timestamp()[1], f"{wrong.code}: {wrong.message}", _bytes_or_none(message.key()),
+            _bytes_or_none(message.value()), headers or (),
+        )  # fmt: skip
         producer = AckProducer(self._settings.kafka, "rollout")
         try:
-            producer.publish(identified(letter))
+            producer.publish(letter)
         finally:
             producer.close()
 

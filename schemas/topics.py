@@ -12,6 +12,11 @@ from schemas import events as ev
 from schemas.ids import topic_name
 
 RETENTION: dict[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+MAX_RECORD_BYTES = 8_000_000
+"""Of one record. The facts of a group of a thousand trajectories and the manifest of a batch of a thousand groups are several
+times the 1 MB of Kafka's and its clients' defaults, and a processor that cannot write what it decided would stand still."""
+SIZES: dict[str, int] = {"max.message.bytes": 8_388_608}
+"""At least; a broker counts a record with the batch around it."""
 
 
 @dataclass(frozen=True, slots=True)

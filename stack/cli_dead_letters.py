@@ -47,17 +47,22 @@ def requeue(
 
     settings = _settings(run)
     selected = chosen(_of(settings), topic=topic, partition=partition, offset=offset, again=again)
-    for done in put_back(settings.kafka, selected):
-        letter = done.letter
+    done, refused = put_back(settings.kafka, selected)
+    for one in done:
+        letter = one.letter
         typer.echo(
-            f"{letter.topic}/{letter.partition}/{letter.offset} is now at {done.partition}/{done.offset}"
+            f"{letter.topic}/{letter.partition}/{letter.offset} is now at {one.partition}/{one.offset}"
         )
-    typer.echo(f"{len(selected)} put back")
+    typer.echo(f"{len(done)} put back")
+    for cannot in refused:
+        typer.echo(f"not put back: {cannot.message}", err=True)
+    if refused:
+        raise typer.Exit(1)
 
 
 def table(found: list[Buried]) -> Table:
     """One row per letter."""
-    from journal.dead_letters import was_cut
+    from schemas.letters import was_cut
 
     shown = Table("topic", "partition", "offset", "reason", "bytes", "put back")
     for one in found:

@@ -23,12 +23,12 @@ from schemas import topics
 from schemas.arrow import GROUP_PAYLOAD_CODEC
 from schemas.codec import decode
 from schemas.errors import CorruptPayload, HoofprintError, SchemaError, StoreError, TransportError
+from schemas.letters import letter_of
 from streams import assembly
 from streams.assembly_closed import ClosedAttempts
 from streams.group_payload import group_payload
 
 _WRITERS = 16  # payload files that wait for the disk together
-_MAX_RAW = 900_000  # a dead letter must itself fit into a record; the rest stays where it was read
 
 
 class RawRecord(Protocol):
@@ -38,7 +38,7 @@ class RawRecord(Protocol):
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
+    headers: Sequence[tuple[str, bytes | None]]
 
 
 class AssemblerWorker:
@@ -149,28 +149,14 @@ class AssemblerWorker:
         )
 
     def _bury(self, state: assembly.Assembly, partition: int, record: RawRecord, reason: str) -> None:
-        raw = record.value or b""
-        cut = len(raw) > _MAX_RAW
         self.counts["dead_letters"] += 1
         token = ("dead_letter", record.offset)
         assembly.hold(state, token, record.offset)
-        self._send(
-            state,
-            token,
-            ev.identified(
-                ev.DeadLetter(
-                    run_id=self._rules.run_id,
-                    occurred_at=record.timestamp * 1000,
-                    topic=topics.SEGMENTS.name,
-                    partition=partition,
-                    offset=record.offset,
-                    key=record.key,
-                    headers=dict(record.headers),
-                    reason=f"{reason} (first {_MAX_RAW} of {len(raw)} bytes)" if cut else reason,
-                    raw=raw[:_MAX_RAW],
-                )
-            ),
-        )
+        letter = letter_of(
+            self._rules.run_id, topics.SEGMENTS.name, partition, record.offset, record.timestamp, reason,
+            record.key, record.value, record.headers,
+        )  # fmt: skip
+        self._send(state, token, letter)
 
     def _send(self, state: assembly.Assembly, token: Hashable, event: ev.Event) -> None:
         """The token is held already; its acknowledgement arrives in the producer's thread."""

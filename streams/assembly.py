@@ -18,7 +18,7 @@ from schemas import events as ev
 from schemas.errors import SchemaError
 from schemas.settings import Settings
 from streams.assembly_closed import Attempt, ClosedAttempts
-from streams.assembly_facts import facts_of
+from streams.assembly_facts import LONGEST_REASON, facts_of
 from streams.assembly_lineages import TokenSequence, sequences_of
 from streams.assembly_trajectory import Trajectory, impossible
 
@@ -255,7 +255,7 @@ def _fail(state: Assembly, attempt: Attempt, reason: str, detail: str | None) ->
         group_id=attempt.group_id,
         attempt=attempt.attempt,
         reason=reason,
-        detail=detail,
+        detail=None if detail is None else detail[:LONGEST_REASON],
         trajectories=tuple(facts_of(trajectory, 0) for _, trajectory in known),
     )
     return Failed(attempt, ev.identified(event))

@@ -27,7 +27,7 @@ class Attempt(NamedTuple):
 class ClosedAttempts:
     """`run_id`: of the groups that are known by pass and prompt; others are known by name."""
 
-    def __init__(self, run_id: str = "") -> None:
+    def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._by_attempt: dict[int, GroupSet] = {}
         self._newest: deque[Attempt] = deque(maxlen=_REMEMBERED)
@@ -54,8 +54,10 @@ class ClosedAttempts:
             return self._added, list(self._newest)[len(self._newest) - count :]
 
     def learn(self, event: ev.Event) -> None:
-        """From a record of `control.v1` or of the verdicts."""
-        if isinstance(event, ev.GroupCompleted | ev.GroupFailed | ev.Verdict):
+        """From a record of `control.v1` or of the verdicts; another run may have groups of the same names."""
+        if event.run_id == self._run_id and isinstance(
+            event, ev.GroupCompleted | ev.GroupFailed | ev.Verdict
+        ):
             self.add(Attempt(event.group_id, event.attempt))
 
     def __contains__(self, attempt: Attempt) -> bool:

@@ -16,6 +16,9 @@ from schemas.events import TokenSegment, TrajectoryFacts
 from schemas.versions import distinct_real, real_version
 from streams.assembly_trajectory import Trajectory
 
+LONGEST_REASON = 256
+"""Whoever ends a trajectory may say what he likes, and a group of a thousand of them is told in one record."""
+
 
 def trajectory_version(labels_by_segment: Iterable[tuple[int, Iterable[object]]]) -> str:
     """Per segment, in log order: its index and the labels of its spans, in order. "" if none is real."""
@@ -68,7 +71,7 @@ def facts_of(trajectory: Trajectory, sequences: int) -> TrajectoryFacts:
         versions=tuple(distinct_real(span.version for s in live for span in s.spans)),
         reward=trajectory.reward,
         status=end.status if end else "failed",
-        reason=end.reason if end else "unfinished",
+        reason=end.reason[:LONGEST_REASON] if end else "unfinished",
         segments=len(segments),
         sequences=sequences,
         output_tokens=sum(len(s.output_ids) for s in live) // 4,

@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -27,22 +27,25 @@ from schemas.window import VersionWindow, WindowOrder
 from streams.retry_cost import RetryCosts
 
 DIGEST_SIZE = hashlib.sha256().digest_size
+AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
+AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class WindowChoice(msgspec.Struct, frozen=True):
     """Settings `window.*`."""
 
-    keep_versions: int
+    keep_versions: AtLeast0
     order: WindowOrder
 
 
 class GroupChoice(msgspec.Struct, frozen=True):
     """Settings `group.*` that decide fates."""
 
-    max_retries: int
+    max_retries: AtLeast0
     on_stale: Literal["drop", "requeue"]
     drop_zero_variance: bool
-    min_live_trajectories: int = 0
+    min_live_trajectories: AtLeast0 = 0
     filter: str = ""
 
 
@@ -50,7 +53,7 @@ class BatchChoice(msgspec.Struct, frozen=True):
     """Settings `batch.*`."""
 
     by: Literal["groups", "sequences"]
-    size: int
+    size: AtLeast1
     sampler: Literal["fifo", "freshest_first"]
     short_last: bool
 
@@ -59,7 +62,7 @@ class RetryChoice(msgspec.Struct, frozen=True):
     """Settings `retry.*`."""
 
     policy: Literal["always", "budget"] = "always"
-    share: float = 0.2
+    share: Share = 0.2
 
 
 class FoldSettings(msgspec.Struct, frozen=True):

@@ -13,7 +13,8 @@ from schemas import topics
 from schemas.codec import decode
 from schemas.completed_brief import decode_briefly
 from schemas.errors import SchemaError
-from schemas.events import DeadLetter, Effect, Event, identified
+from schemas.events import Effect, Event
+from schemas.letters import letter_of
 from streams.control_fold import fold
 from streams.control_output import Written
 from streams.control_state import ControlState
@@ -27,7 +28,7 @@ class RawRecord(Protocol):
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
+    headers: Sequence[tuple[str, bytes | None]]
 
 
 class ControllerWorker:
@@ -80,15 +81,8 @@ class ControllerWorker:
     def _dead_letter(self, record: RawRecord, reason: str) -> list[Event]:
         if record.offset in self._buried:
             return []
-        letter = DeadLetter(
-            run_id=self.state.run_id,
-            occurred_at=record.timestamp * 1000,
-            topic=topics.CONTROL.name,
-            partition=0,
-            offset=record.offset,
-            key=record.key,
-            headers=dict(record.headers),
-            reason=reason,
-            raw=record.value or b"",
-        )
-        return [identified(letter)]
+        letter = letter_of(
+            self.state.run_id, topics.CONTROL.name, 0, record.offset, record.timestamp, reason,
+            record.key, record.value, record.headers,
+        )  # fmt: skip
+        return [letter]

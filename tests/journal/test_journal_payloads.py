@@ -74,7 +74,7 @@ def test_a_full_disk_is_a_store_error_and_leaves_nothing(tmp_path: Path) -> None
 
 def test_a_missing_payload_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
-        PayloadStore(str(tmp_path)).get(PayloadRef("run/group/0/none", "0", 0, "codec"))
+        PayloadStore(str(tmp_path)).get(PayloadRef("run/group/0/none", "none", 0, "codec"))
 
 
 @pytest.mark.parametrize("name", ["..", "a/../../b", "/etc", "."])
@@ -146,3 +146,41 @@ def test_bytes_are_kept_under_the_place_that_they_had_and_under_no_other(tmp_pat
     assert there.get(ref) == b"payload"
     with pytest.raises(CorruptPayload):
         there.keep(ref.uri, b"other")
+
+
+@pytest.mark.parametrize("name", ["ü" * 256, "x" * 256, "g\0", "", "%", ".", "..", "a/../b", "漢" * 30])
+def test_a_group_may_have_any_name(tmp_path: Path, name: str) -> None:
+    store = PayloadStore(str(tmp_path))
+    refs = [store.put(name, other, 0, b"payload", "codec") for other in (name, name + "x")]
+    assert [store.get(ref) for ref in refs] == [b"payload", b"payload"]
+    assert len({ref.uri for ref in refs}) == 2
+    assert {stored.uri for stored in store.list(name)} == {ref.uri for ref in refs}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "",
+        ".",
+        "run",
+        "run/g",
+        "run/g/0",
+        "g\0/g/0/{0}",
+        "{0}/{0}/{0}/{0}/{0}",
+        "\ud800/g/0/{0}",
+        "xxx/g/0/{0}\n",
+    ],
+)
+def test_a_reference_to_no_place_of_a_file_is_corrupt_and_not_a_fault_of_the_store(
+    tmp_path: Path, place: str
+) -> None:
+    """A record may say anything, and whoever reads it must be able to go on."""
+    store = PayloadStore(str(tmp_path))
+    ref = store.put("run", "g", 0, b"payload", "codec")
+    wrong = PayloadRef(place.format(ref.sha256), ref.sha256, ref.size, ref.codec)
+    for read in (store.get, store.open_arrow):
+        with pytest.raises(CorruptPayload):
+            read(wrong)
+    long = PayloadRef(f"{'x' * 300}/g/0/{ref.sha256}", ref.sha256, ref.size, ref.codec)
+    with pytest.raises(CorruptPayload):
+        store.get(long)

@@ -61,7 +61,7 @@ async def test_concurrent_acknowledgements_reach_their_own_callers_in_order(log:
 async def test_a_refused_record_is_publish_failed_for_its_caller_alone(log: KafkaSettings) -> None:
     producer = AckProducer(log, "test")
     small, large = await asyncio.gather(
-        producer.apublish(alarm(1)), producer.apublish(alarm(2, "x" * 2_000_000)), return_exceptions=True
+        producer.apublish(alarm(1)), producer.apublish(alarm(2, "x" * 9_000_000)), return_exceptions=True
     )
     assert small == Position(0, 0)
     assert isinstance(large, PublishFailed)
@@ -72,7 +72,7 @@ def test_post_tells_of_each_record_and_flush_returns_when_all_are_told(log: Kafk
     told: dict[int, object] = {}
     for number in range(300):
         producer.post(alarm(number), partial(told.__setitem__, number))
-    producer.post(alarm(300, "x" * 2_000_000), partial(told.__setitem__, 300))
+    producer.post(alarm(300, "x" * 9_000_000), partial(told.__setitem__, 300))
     with pytest.raises(PublishFailed):
         producer.flush()
     assert isinstance(told.pop(300), PublishFailed)
@@ -82,7 +82,7 @@ def test_post_tells_of_each_record_and_flush_returns_when_all_are_told(log: Kafk
 
 def test_flush_raises_what_failed_of_records_that_nobody_asks_for(log: KafkaSettings) -> None:
     producer = AckProducer(log, "test")
-    producer.post(alarm(1, "x" * 2_000_000))
+    producer.post(alarm(1, "x" * 9_000_000))
     with pytest.raises(PublishFailed):
         producer.flush()
     producer.post(alarm(2))
@@ -94,7 +94,7 @@ def test_flush_raises_what_failed_of_records_that_nobody_asks_for(log: KafkaSett
 
 def test_flush_raises_what_failed_since_since_the_last_flush(log: KafkaSettings) -> None:
     producer = AckProducer(log, "test")
-    producer.send(alarm(1, "x" * 2_000_000))
+    producer.send(alarm(1, "x" * 9_000_000))
     with pytest.raises(PublishFailed):
         producer.flush()
     producer.send(alarm(2))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from journal.producer import AckProducer
+from journal.reader import TopicReader
 from journal.topic_admin import broker_setting, create_topics, number_of_partitions, wait_for_broker
 from schemas import topics
 from schemas.errors import ConfigError, TransportError
@@ -33,6 +35,26 @@ def test_a_topic_that_would_delete_the_log_is_a_configuration_error(kafka: str) 
         created.result(20)
     with pytest.raises(ConfigError, match=r"retention\.ms"):
         create_topics(KafkaSettings(bootstrap_servers=kafka, topic_prefix="shortlived"))
+
+
+@pytest.mark.broker
+def test_a_topic_without_room_for_a_batch_of_many_groups_is_a_configuration_error(kafka: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka})
+    config = {**topics.RETENTION, "max.message.bytes": "1048588"}
+    for created in admin.create_topics([NewTopic("small.control.v1", 1, 1, config=config)]).values():
+        created.result(20)
+    with pytest.raises(ConfigError, match=r"max\.message\.bytes=1048588"):
+        create_topics(KafkaSettings(bootstrap_servers=kafka, topic_prefix="small"))
+
+
+@pytest.mark.broker
+def test_a_record_of_several_megabytes_is_taken_and_comes_back(log: KafkaSettings) -> None:
+    producer = AckProducer(log, "test")
+    producer.send_raw(topics.CONTROL, b"r", b"x" * (topics.MAX_RECORD_BYTES - 1000)).result()
+    producer.close()
+    reader = TopicReader(log, [topics.CONTROL])
+    assert [len(record.value) for record in reader.read_to_end()] == [topics.MAX_RECORD_BYTES - 1000]
+    reader.close()
 
 
 def test_an_absent_broker_is_one_clear_error() -> None:

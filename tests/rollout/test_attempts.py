@@ -8,7 +8,8 @@ import pytest
 from rollout.attempts import ClosedAttempts
 from schemas.events import Event, GroupCompleted, GroupFailed, PayloadRef, RunEnded, Verdict
 
-BASE: dict[str, Any] = {"run_id": "r", "occurred_at": 1}
+RUN = "r"
+BASE: dict[str, Any] = {"run_id": RUN, "occurred_at": 1}
 GROUP: dict[str, Any] = {**BASE, "group_id": "g", "attempt": 0}
 
 
@@ -33,7 +34,7 @@ FAILED = GroupFailed(**GROUP, reason="timeout")
     ],
 )
 def test_what_closes_an_attempt_and_what_stops_it(event: Event, unwanted: tuple[str, int] | None) -> None:
-    closed = ClosedAttempts()
+    closed = ClosedAttempts(RUN)
     assert closed.fold(event) == unwanted
     assert ("g", 0) in closed
     assert ("g", 1) not in closed
@@ -41,7 +42,7 @@ def test_what_closes_an_attempt_and_what_stops_it(event: Event, unwanted: tuple[
 
 def test_the_order_does_not_matter() -> None:
     for order in itertools.permutations([COMPLETED, FAILED, verdict("retry")]):
-        closed = ClosedAttempts()
+        closed = ClosedAttempts(RUN)
         for event in [*order, *order]:
             closed.fold(event)
         assert ("g", 0) in closed
@@ -49,6 +50,13 @@ def test_the_order_does_not_matter() -> None:
 
 
 def test_the_end_of_the_run_closes_everything() -> None:
-    closed = ClosedAttempts()
+    closed = ClosedAttempts(RUN)
     closed.fold(RunEnded(**BASE, reason="done"))
     assert ("other", 3) in closed
+
+
+@pytest.mark.parametrize("event", [COMPLETED, FAILED, verdict("dropped"), RunEnded(**BASE, reason="done")])
+def test_another_run_in_the_same_topics_closes_nothing_of_ours(event: Event) -> None:
+    closed = ClosedAttempts("ours")
+    assert closed.fold(event) is None
+    assert ("g", 0) not in closed

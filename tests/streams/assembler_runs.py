@@ -14,7 +14,7 @@ SECOND = 1_000_000
 def fresh(
     size: int = 3, *, min_live: int = 0, timeout_s: int = 300, closed: ClosedAttempts | None = None
 ) -> Assembly:
-    return Assembly(AssemblyRules("run", size, timeout_s * SECOND, min_live), closed or ClosedAttempts())
+    return Assembly(AssemblyRules("run", size, timeout_s * SECOND, min_live), closed or ClosedAttempts("run"))
 
 
 def feed(state: Assembly, events: Iterable[ev.Event], start: int = 0) -> list[Effect]:

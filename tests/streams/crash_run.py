@@ -21,13 +21,13 @@ from pathlib import Path
 from assembler_sessions import RUN, group
 
 from journal.clock import system_clock
+from journal.event_log import read_events
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
 from journal.reader import TopicReader
 from journal.topic_admin import create_topics
 from schemas import events as ev
 from schemas import ids, topics
-from schemas.codec import decode
 from schemas.errors import HoofprintError
 from schemas.settings import Settings, load
 
@@ -130,8 +130,7 @@ class CrashRun:
 
     def pump(self, timeout_s: float = 0.05) -> None:
         """Read what came, ask for the next batch, start again what ended by itself."""
-        for record in self._reader.poll(timeout_s):
-            event = decode(record.value)
+        for record, event in read_events(self._reader.poll(timeout_s), on_bad=lambda _record, _wrong: None):
             if isinstance(event, _COUNTED):
                 self.said.append(event)
                 self._made.append((type(event), record.timestamp_ms))

@@ -55,7 +55,7 @@ class Bench:
         self.store = PayloadStore(str(root), fsync)
         rules = AssemblyRules("run", size, 10 * SECOND, 0)
         self.worker = AssemblerWorker(
-            rules, ClosedAttempts(), self.store, self.outbox, lambda: self.now, self.failures.append  # type: ignore[arg-type]
+            rules, ClosedAttempts("run"), self.store, self.outbox, lambda: self.now, self.failures.append  # type: ignore[arg-type]
         )  # fmt: skip
 
     def take(self, values: Iterable[ev.Event | bytes], start: int = 0) -> None:

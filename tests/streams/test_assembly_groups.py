@@ -156,12 +156,27 @@ def test_the_time_out_counts_from_the_first_event_and_gives_a_deterministic_fail
 
 
 def test_events_of_a_closed_attempt_are_dropped_and_counted() -> None:
-    closed = ClosedAttempts()
+    closed = ClosedAttempts("run")
     closed.learn(ev.GroupFailed(run_id="run", occurred_at=0, group_id="g", attempt=0, reason="timeout"))
     state = fresh(1, closed=closed)
     assert feed(state, flat(group(size=1, attempt=0))) == []
     assert (state.counts["closed_attempt"], state.groups) == (5, {})
     assert completed(feed(state, flat(group(size=1, attempt=1)), start=5)).attempt == Attempt("g", 1)
+
+
+def test_another_run_with_a_group_of_the_same_name_closes_nothing() -> None:
+    closed = ClosedAttempts("run")
+    closed.learn(ev.GroupFailed(run_id="other", occurred_at=0, group_id="g", attempt=0, reason="timeout"))
+    assert completed(feed(fresh(1, closed=closed), flat(group(size=1)))).attempt == Attempt("g", 0)
+
+
+def test_a_reason_of_any_length_fits_into_the_facts_of_a_group() -> None:
+    long = "r" * 100_000
+    events = [event for index in range(2) for event in
+              (Session(sample=index).segment(0, [1], [2]), Session(sample=index).end(1, reason=long))]  # fmt: skip
+    assert [len(facts.reason) for facts in completed(feed(fresh(2), events)).trajectories] == [256, 256]
+    event = failed(feed(fresh(2), [Session().claim(), Session().end(0, status="failed", reason=long)]))
+    assert len(event.detail or "") == len(event.trajectories[0].reason) == 256
 
 
 def test_a_group_that_others_closed_is_open_no_longer_and_frees_the_mark() -> None:

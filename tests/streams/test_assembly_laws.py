@@ -92,7 +92,7 @@ def test_a_crash_anywhere_loses_no_group_and_changes_none(seed: int, cut: int, a
         log.append(rng.choice([queue for queue in queues if queue]).pop(0))
     expected = {e.attempt: e for e in feed(fresh(2), log) if isinstance(e, Completed)}
 
-    first, in_the_log = fresh(2), ClosedAttempts()
+    first, in_the_log = fresh(2), ClosedAttempts("run")
     for effect in feed(first, log[:cut]):
         assert isinstance(effect, Completed)
         if rng.random() < acknowledged:

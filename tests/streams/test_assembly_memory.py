@@ -49,7 +49,7 @@ def records(groups: int, tokens: int, *, ends: bool) -> list[Raw]:
 def assembler(root: Path) -> AssemblerWorker:
     rules = AssemblyRules(RUN, SIZE, 10**15, 0)
     return AssemblerWorker(
-        rules, ClosedAttempts(), PayloadStore(str(root)), Sent(), lambda: 0, lambda _: None
+        rules, ClosedAttempts(RUN), PayloadStore(str(root)), Sent(), lambda: 0, lambda _: None
     )  # type: ignore[arg-type]
 
 

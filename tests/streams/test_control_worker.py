@@ -86,9 +86,19 @@ def test_another_runs_bad_record_is_not_ours_to_bury() -> None:
     assert worker().take(Raw(0, b"junk", key=b"other")) == []
 
 
-def test_a_configuration_that_does_not_fold_is_buried_and_the_next_one_counts() -> None:
+@pytest.mark.parametrize(
+    ("says", "instead"),
+    [
+        ('"keep_versions":2', '"keep_versions":-1'), ('"max_retries":2', '"max_retries":-1'), ('"share":0.2', '"share":0'),
+        ('"short_last":true,"size":8', '"short_last":true,"size":0'), ('{"', '["'),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_does_not_fold_is_buried_and_the_next_one_counts(
+    says: str, instead: str
+) -> None:
     into = worker()
-    wrong = msgspec.structs.replace(configured(), settings="{}")
+    assert says in configured().settings
+    wrong = msgspec.structs.replace(configured(), settings=configured().settings.replace(says, instead))
     first, second = records([wrong, configured()])
     assert [type(event) for event in into.take(first)] == [ev.DeadLetter]
     assert into.take(second) == []

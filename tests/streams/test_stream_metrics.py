@@ -158,7 +158,7 @@ def test_a_window_that_is_off_has_no_staleness_numbers() -> None:
 
 
 def test_the_assembler_shows_what_became_of_its_records() -> None:
-    state = Assembly(AssemblyRules(RUN, 2, 10**15, 0), ClosedAttempts())
+    state = Assembly(AssemblyRules(RUN, 2, 10**15, 0), ClosedAttempts(RUN))
     state.counts.update(applied=5, duplicate=2, groups_completed=1)
     found = {(n.name, *n.labels.values()): n.value for n in assembler_numbers(state.counts, 3)}
     assert found["hoofprint_events_total", "applied"] == 5
