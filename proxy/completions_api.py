@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
+from proxy.api_fields import COMPLETIONS
 from proxy.asgi import DONE, KEEP_ALIVE, Call, event, while_connected
 from proxy.chat_reply import usage
 from proxy.chat_request import ChatRequest, parse_options
-from proxy.conversation import Conversations, Ending, Talk
+from proxy.conversation import Conversations, Ending, Talk, renamed
 from proxy.routing import Lineage, Place, Step, place_tokens
 from proxy.sessions import Session
 from proxy.tito import ChatTokenizer
@@ -22,8 +23,8 @@ from proxy.turns import place_facts
 from schemas.errors import BadRequest
 from schemas.tokens import ids_of, pack_ids
 
-_REFUSED = ("echo", "suffix", "tools", "messages")
 _DEFAULT_TOKENS = 16
+_NAMES = {"input_ids": "prompt"}
 
 
 class CompletionsApi:
@@ -37,7 +38,7 @@ class CompletionsApi:
         received_at = self._conversations.clock()
         limits = self._conversations.limits
         body = await call.json(limits.max_body_bytes)
-        with limits.request():
+        with limits.request(), renamed(_NAMES):
             await while_connected(call, self._complete(call, body, received_at))
 
     async def _complete(self, call: Call, body: dict[str, Any], received_at: int) -> None:
@@ -92,24 +93,17 @@ class CompletionsApi:
 
 def parse_completion(body: dict[str, Any], temperature: float) -> tuple[ChatRequest, str | list[int]]:
     """BadRequest names the field."""
-    for field in _REFUSED:
-        if body.get(field):
-            raise BadRequest(f"{field} cannot be honoured", field=field)
-    prompt = body.get("prompt")
+    COMPLETIONS.check(body)
+    prompt = body["prompt"]
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
-    whole = isinstance(prompt, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
+    whole = isinstance(prompt, list) and all(type(i) is int and 0 <= i < 2**31 for i in prompt)
     if not prompt or not (isinstance(prompt, str) or whole):
         raise BadRequest("prompt must be one text or one list of token ids, not empty", field="prompt")
     wanted = body.get("logprobs")
-    if wanted is not None and (
-        isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= 20
-    ):
-        raise BadRequest("logprobs must be a whole number from 0 to 20", field="logprobs")
-    best_of = None if body.get("best_of") == 1 else body.get("best_of")
-    options = {k: v for k, v in body.items() if k not in ("prompt", *_REFUSED)}
-    options |= {"logprobs": wanted is not None, "top_logprobs": wanted, "best_of": best_of}
+    options = COMPLETIONS.named(body) | {"logprobs": wanted is not None, "top_logprobs": wanted}
     request = parse_options(options, temperature)
+    request.ignored = COMPLETIONS.unknown(body)
     if request.max_tokens is None:
         request.max_tokens = _DEFAULT_TOKENS
     return request, prompt

@@ -24,6 +24,7 @@ from proxy.asgi import Call
 from proxy.chat_reply import assistant_message, final_text
 from proxy.chat_request import ChatRequest
 from proxy.detokenize import TextStream
+from proxy.engine_refusals import CHAT_FIELDS, naming_fields
 from proxy.generation import Generation, known
 from proxy.limits import Limits
 from proxy.metrics import Metrics
@@ -36,7 +37,7 @@ from proxy.tito import ChatTokenizer, TemplateCannot, Tokenizers
 from proxy.tool_calls import OPEN
 from proxy.turn import Turn
 from proxy.turns import Turns, end_of, text_field
-from schemas.errors import EngineRejected, HoofprintError
+from schemas.errors import HoofprintError
 from schemas.events import EndFacts, TokenSegment
 from schemas.tokens import ids_of, pack_ids
 
@@ -45,8 +46,6 @@ log = structlog.get_logger(__name__)
 _ONE_CALL = EndFacts(segment_count=0, status="completed", reason="single_call")
 _PROMPT_END = 16
 """Tokens at a prompt's end in which an opened `<think>` is looked for."""
-
-_ENGINE_FIELDS = {"json_schema": "response_format", "sampling_seed": "seed", "min_new_tokens": "min_tokens"}
 
 
 @dataclass(slots=True, eq=False)
@@ -196,7 +195,7 @@ class Conversations:
 
     async def run(self, talk: Talk) -> TokenSegment:
         """Generate, answer (`talk.message`), record."""
-        with naming_engine_fields():
+        with naming_fields(CHAT_FIELDS):
             await self._turns.generate(talk.turn)
         talk.answer()
         return await self._turns.record(talk.turn)
@@ -212,7 +211,7 @@ class Conversations:
         )
         work = asyncio.ensure_future(self._turns.generate(talk.turn))
         begun, told = False, 0
-        with naming_engine_fields():
+        with naming_fields(CHAT_FIELDS):
             async with aclosing(watch_generation(generation, work, self._pace)) as arrivals:
                 async for news in arrivals:
                     if not begun:
@@ -245,18 +244,6 @@ class Conversations:
             yield Ending(recording.result())
         finally:
             recording.cancel()  # nothing if it has landed; the record itself is followed to its end all the same
-
-
-@contextmanager
-def naming_engine_fields() -> Iterator[None]:
-    """What an engine refuses is named by the client's field, where its message names ours."""
-    try:
-        yield
-    except EngineRejected as refused:
-        for ours, theirs in _ENGINE_FIELDS.items():
-            if ours in refused.message:
-                refused.detail.setdefault("field", theirs)
-        raise
 
 
 @contextmanager

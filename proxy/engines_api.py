@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.api_fields import DRAIN
 from proxy.asgi import Call
 from proxy.catch_up import CatchUp
 from proxy.engines import Engine
@@ -18,7 +19,7 @@ from proxy.policy_api import seconds_of
 from proxy.quiesce import quiesce
 from proxy.registry import EngineRegistry
 from proxy.session_access import SessionAccess
-from schemas.errors import BadRequest, LastEngine, UnknownEngine
+from schemas.errors import LastEngine, UnknownEngine
 
 _DRAIN_S = 60.0
 
@@ -48,10 +49,9 @@ class EnginesApi:
         self._access.check_admin(call)
         engine = self._named(call)
         body = await call.json(self._max_body)
-        timeout_s, force = seconds_of(body, _DRAIN_S), body.get("force", False)
-        if not isinstance(force, bool):
-            raise BadRequest("force must be true or false", field="force")
-        if not force and not any(other is not engine for other in self._registry.usable):
+        DRAIN.check(body)
+        timeout_s = seconds_of(body, _DRAIN_S)
+        if not body.get("force") and not any(other is not engine for other in self._registry.usable):
             raise LastEngine("no other engine could take over", engine=engine.engine_id)
         engine.draining = True
         aborted = await self._empty(engine, timeout_s)

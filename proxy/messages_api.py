@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
+from proxy.api_fields import COUNT_TOKENS
 from proxy.asgi import Call, while_connected
 from proxy.conversation import Conversations, Ending, Talk, renamed
 from proxy.messages_reply import PING, Events, error_event, whole
 from proxy.messages_request import parse_messages
 from proxy.turns import place_facts
-from schemas.errors import BadRequest
 
 _NAMES = {"response_format": "output_config.format", "stop": "stop_sequences"}
 
@@ -36,15 +36,13 @@ class MessagesApi:
         body = await call.json(limits.max_body_bytes)
         self._conversations.check_caller(call, body)
         with limits.request():
-            request = parse_messages(body, self._conversations.temperature)
+            request = parse_messages(body, self._conversations.temperature, COUNT_TOKENS)
             tokenizer = await self._conversations.tokenizers.get()
             ids = tokenizer.prompt(request.messages, request.tools, request.template)
         await call.reply({"input_tokens": len(ids)})
 
     async def _answer(self, call: Call, body: dict[str, Any], received_at: int) -> None:
         request = parse_messages(body, self._conversations.temperature)
-        if request.max_tokens is None:
-            raise BadRequest("max_tokens is required", field="max_tokens")
         talk = await self._conversations.begin(call, body, request, "messages", received_at)
         if request.stream:
             await self._stream(call, talk)

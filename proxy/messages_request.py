@@ -8,34 +8,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.api_fields import MESSAGES, MESSAGES_BLOCKS
 from proxy.chat_request import ChatRequest, parse_options
 from proxy.conversation import renamed
+from proxy.fields import Record
 from schemas.errors import BadRequest
 
-_SAME = (
-    "model", "stream", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "seed", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "chat_template_kwargs", "logit_bias", "n", "stop_token_ids", "ignore_eos",
-)  # fmt: skip
-_KNOWN = frozenset(
-    {*_SAME, "messages", "system", "stop_sequences", "tools", "tool_choice", "final", "end", "session_id", "instance_id",
-     "turn_id"}
-)  # fmt: skip
 _NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
 _BILLING = "x-anthropic-billing-header:"
 """Claude Code puts a line of book-keeping, other at every request, before its system prompt: no model should read it."""
 
 
-def parse_messages(body: dict[str, Any], temperature: float) -> ChatRequest:
+def parse_messages(body: dict[str, Any], temperature: float, fields: Record = MESSAGES) -> ChatRequest:
     """BadRequest names the field."""
-    if body.get("mcp_servers"):
-        raise BadRequest("mcp_servers cannot be honoured", field="mcp_servers")
-    options: dict[str, Any] = {name: body[name] for name in _SAME if name in body}
+    fields.check(body)
+    ignored = MESSAGES.unknown(body)
+    options = MESSAGES.named(body)
     options["stop"] = body.get("stop_sequences")
-    ignored = sorted(body.keys() - _KNOWN)
     _output(body, options, ignored)
     _thinking(body, options, ignored)
-    tools = [_tool(tool, index) for index, tool in enumerate(_list(body, "tools"))]
-    _choice(body.get("tool_choice"), options)
+    tools = [_tool(tool, index) for index, tool in enumerate(body.get("tools") or ())]
+    _choice(options)
     with renamed(_NAMES):
         request = parse_options({**options, "tools": tools}, temperature)
     request.messages = _conversation(body, ignored)
@@ -43,57 +36,44 @@ def parse_messages(body: dict[str, Any], temperature: float) -> ChatRequest:
     return request
 
 
-def _list(body: dict[str, Any], name: str) -> list[Any]:
-    value = body.get(name) or []
-    if not isinstance(value, list):
-        raise BadRequest(f"{name} must be a list", field=name)
-    return value
-
-
 def _output(body: dict[str, Any], options: dict[str, Any], ignored: list[str]) -> None:
-    config = body.get("output_config")
-    wanted = config.get("format") if isinstance(config, dict) else None
-    if wanted is None:
-        return
-    if not isinstance(wanted, dict) or not isinstance(wanted.get("schema"), dict):
-        raise BadRequest("output_config.format must have a schema", field="output_config.format")
-    options["response_format"] = {"type": "json_schema", "json_schema": {"schema": wanted["schema"]}}
-    if isinstance(config, dict) and config.keys() == {"format"}:
-        ignored.remove("output_config")
+    config = body.get("output_config") or {}
+    wanted = config.get("format")
+    if wanted is not None:
+        options["response_format"] = {"type": "json_schema", "json_schema": {"schema": wanted["schema"]}}
+    if config.keys() - {"format"}:
+        ignored.append("output_config")
 
 
 def _thinking(body: dict[str, Any], options: dict[str, Any], ignored: list[str]) -> None:
     """Off is honoured by templates that can switch it off; a budget of thoughts is advice."""
-    thinking = body.get("thinking")
-    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+    thinking = body.get("thinking") or {}
+    if thinking.get("type") == "disabled":
         given = options.get("chat_template_kwargs") or {}
-        if not isinstance(given, dict):
-            raise BadRequest("chat_template_kwargs must be an object", field="chat_template_kwargs")
         options["chat_template_kwargs"] = {"enable_thinking": False, **given}
-        ignored.remove("thinking")
+    elif thinking:
+        ignored.append("thinking")
 
 
-def _tool(tool: object, index: int) -> dict[str, Any]:
-    where = f"tools[{index}]"
-    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
-        raise BadRequest(f"{where} must have a name", field=f"{where}.name")
+def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
-        raise BadRequest(f"{where} is a tool of another server", field=f"{where}.type")
+        raise BadRequest(f"tools[{index}] is a tool of another server", field=f"tools[{index}].type")
     function = {"name": tool["name"], "description": tool.get("description") or ""}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {}}}
 
 
-def _choice(choice: object, options: dict[str, Any]) -> None:
+def _choice(options: dict[str, Any]) -> None:
+    choice = options.pop("tool_choice", None)
     if choice is None:
         return
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    options["tool_choice"] = {"any": "required", "tool": "required"}.get(str(kind), kind)
-    if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
+    kind = choice["type"]
+    options["tool_choice"] = {"any": "required", "tool": "required"}.get(kind, kind)
+    if choice.get("disable_parallel_tool_use"):
         options["parallel_tool_calls"] = False
 
 
 def _conversation(body: dict[str, Any], ignored: list[str]) -> list[dict[str, Any]]:
-    given = body.get("messages")
+    given = body["messages"]
     if not isinstance(given, list) or not given:
         raise BadRequest("messages must be a list that is not empty", field="messages")
     system = _system(body.get("system"), "system", ignored)
@@ -131,9 +111,12 @@ def _blocks(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     blocks = _as_list(content, f"{where}.content")
-    for block in blocks:
-        if not isinstance(block, dict):
+    for place, block in enumerate(blocks):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if not isinstance(block, dict) or not isinstance(kind, str | None):
             raise BadRequest(f"{where}.content must have blocks", field=f"{where}.content")
+        if kind in MESSAGES_BLOCKS:
+            MESSAGES_BLOCKS[kind].check(block, f"{where}.content[{place}]")
     return blocks
 
 
@@ -169,7 +152,7 @@ def _user(blocks: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
             content = "\n".join(_text(part, f"{where}.content") for part in content)
         elif content is not None and not isinstance(content, str):
             raise BadRequest(f"{where}.content has a result that is no text", field=f"{where}.content")
-        call = str(block.get("tool_use_id") or "")
+        call = block.get("tool_use_id") or ""
         messages.append({"role": "tool", "tool_call_id": call, "content": content or ""})
     flush()
     return messages or [{"role": "user", "content": ""}]
@@ -182,12 +165,12 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> dict[str, Any]:
     for block in blocks:
         match block.get("type"):
             case "thinking":
-                thoughts.append(str(block.get("thinking") or ""))
+                thoughts.append(block.get("thinking") or "")
             case "redacted_thinking":
                 continue
             case "tool_use":
-                function = {"name": str(block.get("name")), "arguments": block.get("input") or {}}
-                calls.append({"id": str(block.get("id") or ""), "type": "function", "function": function})
+                function = {"name": block["name"], "arguments": block.get("input") or {}}
+                calls.append({"id": block.get("id") or "", "type": "function", "function": function})
             case _:
                 texts.append(_text(block, f"{where}.content"))
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from proxy.api_fields import NATIVE
 from proxy.asgi import DONE, KEEP_ALIVE, Call, event, parsed, while_connected
+from proxy.engine_refusals import NATIVE_FIELDS, naming_fields
 from proxy.generation import Generation
 from proxy.known_head import cut_known
 from proxy.limits import Limits
@@ -26,18 +28,9 @@ from proxy.streaming import Pace, watch_generation
 from proxy.tito import Tokenizers
 from proxy.turn import Turn
 from proxy.turns import Turns, end_of, place_facts, text_field
-from schemas.errors import BadRequest
 from schemas.events import EndFacts, TokenSegment
 from schemas.tokens import ids_of
 
-_KNOWN = frozenset(
-    {"input_ids", "sampling_params", "return_logprob", "top_logprobs_num", "stream", "rid", "final", "end", "session_id",
-     "instance_id", "turn_id"}
-)  # fmt: skip
-_REFUSED = (
-    "text", "input_embeds", "image_data", "audio_data", "video_data", "return_hidden_states", "return_routed_experts",
-    "token_ids_logprob", "lora_path", "custom_logit_processor", "session_params",
-)  # fmt: skip
 _ONE_CALL = EndFacts(segment_count=0, status="completed", reason="single_call")
 
 
@@ -66,9 +59,7 @@ class NativeApi:
             await while_connected(call, self._generate(call, head, body, received_at))
 
     async def _generate(self, call: Call, head: bytes, body: dict[str, Any], received_at: int) -> None:
-        for field in _REFUSED:
-            if body.get(field):
-                raise BadRequest(f"{field} is not supported here; send input_ids", field=field)
+        NATIVE.check(body)
         prompt = ids_of(head)
         if not head or body["input_ids"]:
             prompt = np.concatenate((prompt, self._turns.check_ids(body.get("input_ids"))))
@@ -76,19 +67,18 @@ class NativeApi:
         session, one_call = await self._access.session_for(call, body)
         budget = self._turns.budget(session, len(prompt), asked)
         end = end_of(body) or (_ONE_CALL if one_call else None)
-        for field in body.keys() - _KNOWN:
+        for field in NATIVE.unknown(body):
             self._metrics.ignored(field)
-        stream = body.get("stream") or False
-        if not isinstance(stream, bool):
-            raise BadRequest("stream must be true or false", field="stream")
-        generation = Generation(session, prompt, sampling, budget, streams=stream, tops=_tops(body))
+        stream, tops = bool(body.get("stream")), body.get("top_logprobs_num") or 0
+        generation = Generation(session, prompt, sampling, budget, streams=stream, tops=tops)
         skip = sampling.get("skip_special_tokens") is not False
         generation.decoder = partial(self._tokenizers.decoder, skip_special=skip)
         turn = self._turn(call, body, generation, prompt.tobytes(), received_at, end)
-        if stream:
-            await self._stream(call, body, turn)
-            return
-        await self._turns.generate(turn)
+        with naming_fields(NATIVE_FIELDS):
+            if stream:
+                await self._stream(call, body, turn)
+                return
+            await self._turns.generate(turn)
         await self._mend_text(turn.generation)
         segment = await self._turns.record(turn)
         await call.reply(_answer(turn, body, segment))
@@ -144,33 +134,13 @@ class NativeApi:
             generation.output.text = text.split(matched, 1)[0] if trims and isinstance(matched, str) else text
 
 
-def _tops(body: dict[str, Any]) -> int:
-    value = body.get("top_logprobs_num") or 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 64:
-        raise BadRequest("top_logprobs_num must be a whole number from 0 to 64", field="top_logprobs_num")
-    return value
-
-
 def sampling_of(body: dict[str, Any], temperature: float) -> tuple[dict[str, Any], int]:
     """Sampling parameters for the engine, and the token budget that was asked for."""
-    given = body.get("sampling_params")
-    if given is None:
-        given = {}
-    if not isinstance(given, dict):
-        raise BadRequest("sampling_params must be an object", field="sampling_params")
+    given = body.get("sampling_params") or {}
     sampling = {key: value for key, value in given.items() if value is not None}
     asked = sampling.pop("max_new_tokens", 128)
-    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-        raise BadRequest(
-            "max_new_tokens must be a whole number of at least 1", field="sampling_params.max_new_tokens"
-        )
     sampling.setdefault("temperature", temperature)
-    if sampling.pop("n", 1) != 1:
-        raise BadRequest("n must be 1: send one request per sample", field="sampling_params.n")
-    for name, low, high in (("temperature", 0.0, 100.0), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0)):
-        value = sampling.get(name, low)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise BadRequest(f"{name} must be a number from {low} to {high}", field=f"sampling_params.{name}")
+    sampling.pop("n", None)
     return sampling, asked
 
 
@@ -179,7 +149,7 @@ def _answer(turn: Turn, body: dict[str, Any], segment: TokenSegment | None) -> d
     generation = turn.generation
     ids, logprobs = generation.output_ids, generation.logprobs
     meta: dict[str, Any] = {
-        "id": str(body.get("rid") or generation.rid),
+        "id": body.get("rid") or generation.rid,
         "finish_reason": generation.finish if segment is not None else None,
         "prompt_tokens": len(generation.prompt),
         "completion_tokens": len(ids),

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from journal.clock import Clock
+from proxy.api_fields import PAUSE, RESUME, VERSIONS
 from proxy.asgi import Call
 from proxy.control_view import checkpoint_path
 from proxy.gate import Gate
@@ -26,9 +27,6 @@ from schemas.errors import BadRequest, UnknownSession
 from schemas.versions import real_version
 
 REASON = "rollout_pause"
-_LABEL = 200
-_URI = 4096
-_STEP = 2**63
 _FORGOTTEN = 1000
 """Paused sessions that another replica has claimed, say, and that never came back: so many names are kept."""
 
@@ -56,15 +54,11 @@ class PolicyApi:
         self._access.check_admin(call)
         self._access.check_ready()
         body = await call.json(self._max_body)
-        version = label_of(body.get("version"))
-        checkpoint = _text(body, "checkpoint_uri", _URI)
-        step, force = body.get("step"), body.get("force", False)
-        if step is not None and (
-            isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < _STEP
-        ):
-            raise BadRequest("step must be a whole number of at least 0", field="step")
-        if not isinstance(force, bool):
-            raise BadRequest("force must be true or false", field="force")
+        VERSIONS.check(body)
+        version, checkpoint = label_of(body["version"]), body["checkpoint_uri"].strip()
+        step, force = body.get("step"), bool(body.get("force"))
+        if not checkpoint:
+            raise BadRequest("checkpoint_uri must name a checkpoint", field="checkpoint_uri")
         # the caller may go away: an update that has begun is brought to its end
         work = asyncio.ensure_future(
             self._updates.update(version, checkpoint_path(checkpoint), step, force=force)
@@ -83,11 +77,9 @@ class PolicyApi:
         """`POST /v1/rollout/pause {reason, mode, timeout_seconds, session_id?}`. UnknownSession."""
         self._access.check_admin(call)
         body = await call.json(self._max_body)
+        PAUSE.check(body)
         timeout_s = seconds_of(body, self._quiesce_s)
-        mode = body.get("mode") or "abort"
-        if mode not in ("abort", "drain"):
-            raise BadRequest("mode must be abort or drain", field="mode")
-        session_id = _session_id(body)
+        mode, session_id = body.get("mode") or "abort", body.get("session_id")
         if session_id is None:
             self._gate.close(REASON)
             self._since = self._since or self._clock() / 1e6
@@ -117,8 +109,11 @@ class PolicyApi:
         engines meanwhile. VersionConflict: no engine has it, and the pause stays. UnknownSession."""
         self._access.check_admin(call)
         body = await call.json(self._max_body)
-        session_id = _session_id(body)
+        RESUME.check(body)
+        session_id = body.get("session_id")
         if session_id is not None:
+            if body.get("version") is not None:
+                raise BadRequest("a version goes with a resume of everything", field="version")
             if session_id not in self._gate.sessions and session_id not in self._access.table.open:
                 raise UnknownSession("no such session is open here", session_id=session_id)
             self._gate.open_session(session_id)
@@ -147,33 +142,15 @@ class PolicyApi:
         }
 
 
-def label_of(value: object) -> str:
-    """A version label from a request: real, short, printable. BadRequest."""
-    version = real_version(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
-    if version is None or len(version) > _LABEL or not version.isprintable():
-        raise BadRequest(
-            f"version must be a real label of at most {_LABEL} printable characters", field="version"
-        )
+def label_of(value: str) -> str:
+    """A version label from a request. BadRequest: it says that there is no version."""
+    version = real_version(value)
+    if version is None:
+        raise BadRequest(f"version must be a real label, not {value!r}", field="version")
     return version
 
 
 def seconds_of(body: dict[str, Any], default: float) -> float:
-    """`timeout_seconds` of a request. BadRequest."""
-    value = body.get("timeout_seconds", default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
-        raise BadRequest("timeout_seconds must be a number from 0 to 3600", field="timeout_seconds")
-    return float(value)
-
-
-def _text(body: dict[str, Any], name: str, longest: int) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not 0 < len(value.strip()) <= longest or not value.isprintable():
-        raise BadRequest(f"{name} must be a text of at most {longest} printable characters", field=name)
-    return value.strip()
-
-
-def _session_id(body: dict[str, Any]) -> str | None:
-    value = body.get("session_id")
-    if value is not None and not isinstance(value, str):
-        raise BadRequest("session_id must be a string", field="session_id")
-    return value
+    """`timeout_seconds` of a request."""
+    value = body.get("timeout_seconds")
+    return default if value is None else float(value)

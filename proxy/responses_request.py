@@ -16,20 +16,12 @@ from typing import Any
 import msgspec
 import orjson
 
+from proxy.api_fields import RESPONSES, RESPONSES_ITEMS
 from proxy.chat_request import ChatRequest, parse_options
 from proxy.conversation import renamed
+from proxy.fields import TEXT
 from schemas.errors import BadRequest
 
-_SAME = (
-    "model", "stream", "temperature", "top_p", "top_k", "min_p", "parallel_tool_calls", "seed", "stop", "n", "min_tokens",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "chat_template_kwargs", "logit_bias", "ignore_eos",
-    "stop_token_ids",
-)  # fmt: skip
-_KNOWN = frozenset(
-    {*_SAME, "input", "instructions", "tools", "tool_choice", "max_output_tokens", "text", "top_logprobs", "include", "final",
-     "end", "session_id", "instance_id", "turn_id"}
-)  # fmt: skip
-_REFUSED = ("previous_response_id", "conversation", "background", "prompt", "max_tool_calls")
 NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 ARGUMENT = "input"
@@ -46,33 +38,29 @@ class ResponsesRequest(msgspec.Struct):
 
 def parse_responses(body: dict[str, Any], temperature: float) -> ResponsesRequest:
     """BadRequest names the field."""
-    for field in _REFUSED:
-        if body.get(field):
-            raise BadRequest(f"{field} cannot be honoured: send the whole input", field=field)
-    ignored = sorted(body.keys() - _KNOWN - set(_REFUSED))
-    include = body.get("include") or []
-    if not isinstance(include, list):
-        raise BadRequest("include must be a list", field="include")
-    options = {name: body[name] for name in _SAME if name in body}
+    RESPONSES.check(body)
+    ignored = RESPONSES.unknown(body)
+    include, text = body.get("include") or (), body.get("text") or {}
+    if text.get("verbosity") is not None:
+        ignored.append("text.verbosity")
+    options = RESPONSES.named(body)
     options["max_tokens"] = body.get("max_output_tokens")
-    options["response_format"] = _format(body.get("text"))
-    if LOGPROBS in include:
-        options |= {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
+    options["response_format"] = _format(text.get("format"))
+    options["logprobs"] = LOGPROBS in include
     toolbox = _Toolbox(ignored)
-    tools = toolbox.functions(body.get("tools"))
+    tools = toolbox.functions(body.get("tools") or [])
     choice = body.get("tool_choice")
     options["tool_choice"] = "required" if isinstance(choice, dict) else choice
     with renamed(NAMES):
         chat = parse_options({**options, "tools": tools}, temperature)
-    chat.messages = _messages(body)
+    chat.messages = _messages(body.get("instructions"), body["input"])
     chat.ignored = ignored
     return ResponsesRequest(chat, frozenset(toolbox.custom), toolbox.namespaces, ENCRYPTED in include)
 
 
-def _format(text: object) -> object:
+def _format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
     """`text.format` in the words of chat completions."""
-    wanted = text.get("format") if isinstance(text, dict) else None
-    if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
+    if wanted is not None and wanted["type"] == "json_schema":
         return {"type": "json_schema", "json_schema": {"schema": wanted.get("schema") or {}}}
     return wanted
 
@@ -85,26 +73,24 @@ class _Toolbox:
         self.namespaces: dict[str, str] = {}
         self._ignored = ignored
 
-    def functions(self, tools: object) -> list[dict[str, Any]]:
-        if tools is None:
-            return []
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-            raise BadRequest("tools must be a list of objects", field="tools")
-        return [
-            function for index, tool in enumerate(tools) for function in self._of(tool, f"tools[{index}]")
-        ]
+    def functions(self, tools: list[dict[str, Any]], where: str = "tools") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for index, tool in enumerate(tools):
+            found += self._of(tool, f"{where}[{index}]")
+        return found
 
     def _of(self, tool: dict[str, Any], where: str) -> list[dict[str, Any]]:
-        kind, name = tool.get("type"), tool.get("name")
+        kind, name = tool["type"], tool.get("name")
         if kind == "namespace":
-            inner = self.functions(tool.get("tools"))
+            RESPONSES.fields["tools"].check(tool.get("tools") or [], f"{where}.tools")
+            inner = self.functions(tool.get("tools") or [], f"{where}.tools")
             self.namespaces.update({function["function"]["name"]: str(name) for function in inner})
             return inner
         if kind not in ("function", "custom"):
             self._ignored.append(f"tools.{kind}")
             return []
-        if not isinstance(name, str):
-            raise BadRequest(f"{where} must have a name", field=f"{where}.name")
+        if not name:
+            raise BadRequest(f"{where}.name is required", field=f"{where}.name")
         parameters = tool.get("parameters") or {}
         if kind == "custom":
             self.custom.add(name)
@@ -124,7 +110,11 @@ class _Conversation:
         self._answering = False
 
     def add(self, item: dict[str, Any], where: str) -> None:
-        match item.get("type") or "message":
+        kind = item.get("type") or "message"
+        known = RESPONSES_ITEMS.get(kind) if isinstance(kind, str) else None
+        if known is not None:
+            known.check(item, where)
+        match kind:
             case "message":
                 self._message(item, where)
             case "reasoning":
@@ -133,10 +123,10 @@ class _Conversation:
             case "function_call":
                 self._call(item, item.get("arguments"))
             case "custom_tool_call":
-                self._call(item, {ARGUMENT: str(item.get("input") or "")})
+                self._call(item, {ARGUMENT: item.get("input") or ""})
             case "function_call_output" | "custom_tool_call_output":
                 self._answering = False
-                call, output = str(item.get("call_id") or ""), item.get("output")
+                call, output = item.get("call_id") or "", item.get("output")
                 text = output if isinstance(output, str) else _text(output, f"{where}.output")
                 self.messages.append({"role": "tool", "tool_call_id": call, "content": text})
             case unknown:
@@ -175,15 +165,12 @@ class _Conversation:
         if isinstance(arguments, str):
             with contextlib.suppress(orjson.JSONDecodeError):
                 arguments = orjson.loads(arguments or "{}")
-        function = {"name": str(item.get("name")), "arguments": arguments if arguments is not None else {}}
-        call = {"id": str(item.get("call_id") or ""), "type": "function", "function": function}
+        function = {"name": item["name"], "arguments": arguments if arguments is not None else {}}
+        call = {"id": item.get("call_id") or "", "type": "function", "function": function}
         self._answer().setdefault("tool_calls", []).append(call)
 
 
-def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    instructions, given = body.get("instructions"), body.get("input")
-    if instructions is not None and not isinstance(instructions, str):
-        raise BadRequest("instructions must be text", field="instructions")
+def _messages(instructions: str | None, given: object) -> list[dict[str, Any]]:
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
@@ -208,7 +195,9 @@ def _text(parts: object, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(part, dict) or kind not in ("input_text", "output_text", "text", "refusal"):
             raise BadRequest(f"{where} may have text parts only", field=where)
-        texts.append(str(part.get("refusal" if kind == "refusal" else "text") or ""))
+        said = part.get("refusal" if kind == "refusal" else "text")
+        TEXT.check(said, f"{where}.text")
+        texts.append(str(said))
     return "\n".join(texts)
 
 
@@ -216,9 +205,9 @@ def reasoning_of(item: dict[str, Any]) -> str:
     """Text of a reasoning item: its content, or the opaque copy that clients keep."""
     content = item.get("content")
     if isinstance(content, list) and content:
-        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+        return "\n".join(part.get("text") or "" for part in content)
     try:
-        return base64.b64decode(str(item.get("encrypted_content") or ""), validate=True).decode()
+        return base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         return ""  # of another server
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from journal.clock import Clock
+from proxy.api_fields import NAME
 from proxy.asgi import Call
 from proxy.control_view import ControlView
 from proxy.limits import Limits
@@ -27,7 +28,6 @@ from schemas.errors import BadRequest, HoofprintError, Overloaded, TrajectoryGon
 from schemas.events import Kind
 from schemas.ids import free_traj_id, parent_traj_id
 
-_NAME_CHARACTERS = 256
 Ids = tuple[Identity, SessionToken | None]
 
 
@@ -78,7 +78,7 @@ class SessionAccess:
             text = bearer
         if text:
             token = self._signer.read(text)
-            if body.get("session_id", token.session_id) != token.session_id:
+            if (body.get("session_id") or token.session_id) != token.session_id:
                 raise BadRequest("session_id names another session than the token", field="session_id")
             return identity_of(token), token
         if self._admin_key and not same_key(bearer, self._admin_key):
@@ -88,13 +88,14 @@ class SessionAccess:
             if call.header("x-hoofprint-attempt") or call.header("x-hoofprint-sample-index"):
                 raise BadRequest("a rollout of a group needs X-Session-Id as well", field="x-session-id")
             return None
-        name = bounded(name, "session_id")
+        NAME.check(name, "session_id")
         known = self.table.open.get(name) or self.table.ended.get(name)
         return (known.identity, None) if known is not None else (self._from_headers(call, body, name), None)
 
     def _from_headers(self, call: Call, body: Mapping[str, Any], name: str) -> Identity:
         group = call.header("x-instance-id") or body.get("instance_id") or None
-        group = None if group is None else bounded(group, "instance_id")
+        if group is not None:
+            NAME.check(group, "instance_id")
         attempt = call.whole_number("x-hoofprint-attempt")
         sample = call.whole_number("x-hoofprint-sample-index")
         if group is not None and attempt is not None and sample is not None:
@@ -266,15 +267,6 @@ def interrupt(session: Session, reason: HoofprintError) -> None:
         if task is not None and generation.interrupt is None:
             generation.interrupt = reason
             task.cancel()
-
-
-def bounded(value: object, field: str) -> str:
-    """A name that a client chose. BadRequest: empty, too long, or with characters that do not print."""
-    if not isinstance(value, str) or not 0 < len(value) <= _NAME_CHARACTERS or not value.isprintable():
-        raise BadRequest(
-            f"{field} must be a string of at most {_NAME_CHARACTERS} printable characters", field=field
-        )
-    return value
 
 
 def identity_of(token: SessionToken) -> Identity:

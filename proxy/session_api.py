@@ -14,11 +14,12 @@ import orjson
 import structlog
 
 from journal.clock import Clock
+from proxy.api_fields import DISCARD, FINALIZE, OPEN_SESSION, REWARD
 from proxy.asgi import Call
 from proxy.ownership import SessionTaken
 from proxy.recorder import Recorder
 from proxy.recovery import CLAIMS
-from proxy.session_access import SessionAccess, bounded, interrupt
+from proxy.session_access import SessionAccess, interrupt
 from proxy.sessions import CLOSED_ATTEMPT, DISCARDED, EXPIRED, Identity, Session, end_error
 from proxy.turns import components_of, end_facts
 from schemas.errors import (
@@ -28,7 +29,7 @@ from schemas.errors import (
     TrajectoryGone,
     UnknownSession,
 )
-from schemas.events import EndFacts
+from schemas.events import EndFacts, Kind
 
 log = structlog.get_logger(__name__)
 
@@ -52,11 +53,12 @@ class SessionApi:
         """`POST /sessions`."""
         self._access.check_admin(call)
         body = await call.json(self._max_body)
+        OPEN_SESSION.check(body)
         identity = self._identity(body)
         attributes = body.get("attributes")
         session = await self._access.open_new(
             identity,
-            restart=_flag(body, "restart"),
+            restart=bool(body.get("restart")),
             named=body.get("session_id") is not None,
             attributes=None
             if attributes is None
@@ -79,23 +81,25 @@ class SessionApi:
         )
 
     def _identity(self, body: dict[str, Any]) -> Identity:
-        kind = body.get("kind", "train" if body.get("group_id") is not None else "free")
-        instance = body.get("instance_id")
-        if kind not in ("train", "eval", "free"):
-            raise BadRequest("kind must be train, eval or free", field="kind")
-        if instance is not None:
-            instance = bounded(instance, "instance_id")
-        if kind == "free" or (kind == "eval" and body.get("group_id") is None):
-            name = body.get("session_id")
-            name = None if name is None else bounded(name, "session_id")
-            return self._access.free_identity(name, kind, instance)
-        group = bounded(body.get("group_id"), "group_id")
-        attempt, sample = _index(body, "attempt", 0), _index(body, "sample_index", None)
-        return self._access.group_identity(kind, group, attempt, sample, instance)
+        kind: Kind = body.get("kind") or ("free" if body.get("group_id") is None else "train")
+        group, instance = body.get("group_id"), body.get("instance_id")
+        if (group is None and kind != "train") or kind == "free":
+            for field in ("group_id", "attempt", "sample_index"):
+                if body.get(field) is not None:
+                    raise BadRequest(f"{field} goes with a session of a group", field=field)
+            return self._access.free_identity(body.get("session_id"), kind, instance)
+        if body.get("session_id") is not None:
+            raise BadRequest("a session of a group has its trajectory's id", field="session_id")
+        sample = body.get("sample_index")
+        if group is None or sample is None:
+            missing = "group_id" if group is None else "sample_index"
+            raise BadRequest(f"{missing} is required", field=missing)
+        return self._access.group_identity(kind, group, body.get("attempt") or 0, sample, instance)
 
     async def finalize(self, call: Call) -> None:
         """`POST /session/finalize`: the end, with its reward where it is known."""
         body = await call.json(self._max_body)
+        FINALIZE.check(body)
         await while_ours(lambda: self._finalize(call, body))
 
     async def _finalize(self, call: Call, body: dict[str, Any]) -> None:
@@ -128,6 +132,7 @@ class SessionApi:
     async def discard(self, call: Call) -> None:
         """`POST /session/discard`: nobody wants it; idempotent."""
         body = await call.json(self._max_body)
+        DISCARD.check(body)
         await while_ours(lambda: self._discard(call, body))
 
     async def _discard(self, call: Call, body: dict[str, Any]) -> None:
@@ -147,9 +152,8 @@ class SessionApi:
     async def reward(self, call: Call) -> None:
         """`POST /session/reward`: for a trajectory that ended with `reward_pending`; the first one wins."""
         body = await call.json(self._max_body)
-        value = body.get("reward")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadRequest("reward must be a number", field="reward")
+        REWARD.check(body)
+        value = float(body["reward"])
         found = self._access.identify(call, body)
         if found is None:
             raise BadRequest("session_id is missing", field="session_id")
@@ -158,9 +162,9 @@ class SessionApi:
         claimed = token or table.open.get(identity.session_id) or table.ended.get(identity.session_id)
         if claimed is None:
             raise UnknownSession("no such session; use its token", session_id=identity.session_id)
-        source = str(body.get("source") or "session")
-        await self._recorder.reward(identity, claimed.epoch, float(value), components_of(body), source)
-        await call.reply({"session_id": identity.session_id, "reward": float(value)})
+        source = body.get("source") or "session"
+        await self._recorder.reward(identity, claimed.epoch, value, components_of(body), source)
+        await call.reply({"session_id": identity.session_id, "reward": value})
 
     async def _session(self, call: Call, body: dict[str, Any]) -> Session:
         self._access.check_ready()
@@ -223,17 +227,3 @@ def _end_reply(identity: Identity, end: EndFacts) -> dict[str, Any]:
         "reward_pending": end.reward_pending,
         "components": end.components,
     }
-
-
-def _flag(body: dict[str, Any], name: str) -> bool:
-    value = body.get(name, False)
-    if not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false", field=name)
-    return value
-
-
-def _index(body: dict[str, Any], name: str, default: int | None) -> int:
-    value = body.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise BadRequest(f"{name} must be a whole number of at least 0", field=name)
-    return value

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from journal.clock import Clock
+from proxy.api_fields import NAME
 from proxy.asgi import Call
 from proxy.generation import Generation, nobody
 from proxy.generation_control import GenerationController
@@ -38,6 +39,9 @@ from schemas.errors import (
 from schemas.events import EndFacts, TokenSegment
 from schemas.settings import ProxySettings
 from schemas.tokens import ID_TYPE
+
+_DETAIL = 4000
+"""Characters of an end's detail that are kept."""
 
 
 class Turns:
@@ -183,44 +187,34 @@ def place_facts(segment: TokenSegment) -> dict[str, Any]:
 def end_of(body: dict[str, Any]) -> EndFacts | None:
     """`final: true` with `end: {status, reason, reward, components}`: the segment carries the end."""
     if not body.get("final"):
+        if body.get("end") is not None:
+            raise BadRequest("end goes with final: true", field="end")
         return None
-    end = body.get("end") or {}
-    if not isinstance(end, dict):
-        raise BadRequest("end must be an object", field="end")
-    return end_facts(end, "end.")
+    return end_facts(body.get("end") or {})
 
 
-def end_facts(body: dict[str, Any], prefix: str = "") -> EndFacts:
-    """The end that a caller asks for; the count of segments is filled in when it is written."""
-    status = body.get("status", "completed")
-    if status not in ("completed", "truncated", "failed"):
-        raise BadRequest("status must be completed, truncated or failed", field=prefix + "status")
-    reward = body.get("reward")
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
-        raise BadRequest("reward must be a number", field=prefix + "reward")
-    detail = body.get("detail")
+def end_facts(end: dict[str, Any]) -> EndFacts:
+    """The end that a caller asks for, its fields checked; the count of segments is filled in when it is written."""
+    reward, detail = end.get("reward"), end.get("detail")
     return EndFacts(
         segment_count=0,
-        status=status,
-        reason=str(body.get("reason") or "done")[:256],
+        status=end.get("status") or "completed",
+        reason=(end.get("reason") or "done")[:256],
         reward=None if reward is None else float(reward),
-        reward_pending=bool(body.get("reward_pending", False)),
-        components=components_of(body, prefix),
-        detail=None if detail is None else str(detail)[:4000],
+        reward_pending=bool(end.get("reward_pending")),
+        components=components_of(end),
+        detail=None if detail is None else detail[:_DETAIL],
     )
 
 
-def components_of(body: dict[str, Any], prefix: str = "") -> dict[str, float]:
+def components_of(body: dict[str, Any]) -> dict[str, float]:
     """Reward components: names to numbers."""
-    components = body.get("components") or {}
-    if not isinstance(components, dict) or not all(
-        isinstance(v, int | float) and not isinstance(v, bool) for v in components.values()
-    ):
-        raise BadRequest("components must map names to numbers", field=prefix + "components")
-    return {str(name): float(value) for name, value in components.items()}
+    return {name: float(value) for name, value in (body.get("components") or {}).items()}
 
 
 def text_field(call: Call, body: dict[str, Any], header: str, field: str) -> str | None:
-    """A header, else a body field, else None."""
-    value = call.header(header) or body.get(field)
-    return None if value is None else str(value)[:256]
+    """A name in a header, else in the body, else None. BadRequest: the header's is too long."""
+    value = call.header(header)
+    if value:
+        NAME.check(value, header)
+    return value or body.get(field) or None

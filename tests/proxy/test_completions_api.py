@@ -60,7 +60,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt"),
     ({"prompt": ["a", "b"]}, "prompt"),
     ({"prompt": [1, "b"]}, "prompt"),
-    ({"prompt": [5000]}, "input_ids"),
+    ({"prompt": [5000]}, "prompt"),
     ({"echo": True}, "echo"),
     ({"suffix": "s"}, "suffix"),
     ({"best_of": 2}, "best_of"),

@@ -139,7 +139,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "any"}, "tools": TOOLS}, "tool_choice"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
-    ({"stop_sequences": [1]}, "stop_sequences"),
+    ({"stop_sequences": [1]}, "stop_sequences[0]"),
     ({"temperature": "hot"}, "temperature"),
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),

@@ -129,7 +129,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"background": True}, "background"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"top_p": 2}, "top_p"),
