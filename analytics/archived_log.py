@@ -12,10 +12,13 @@ from typing import NamedTuple, TypeVar
 
 import duckdb
 
+from analytics.catalog import connect_log
+from analytics.tables import TABLE_OF, Archive
 from schemas import events as ev
 from schemas.codec import decode
 from schemas.errors import ArchiveError, SchemaError
 from schemas.settings import Settings
+from schemas.topics import Topic
 
 E = TypeVar("E", bound=ev.Event)
 
@@ -55,6 +58,27 @@ def live_session_events(connection: duckdb.DuckDBPyConnection, run_id: str) -> l
                ANTI JOIN void_session_events USING ("partition", kafka_offset)
                WHERE event_type IS NOT NULL AND run_id = ? ORDER BY "partition", kafka_offset"""
     return [decode(raw) for (raw,) in connection.execute(query, [run_id]).fetchall()]
+
+
+def archived_record(
+    run_dir: Path, topic: Topic, partition: int, offset: int
+) -> tuple[bytes | None, bytes] | None:
+    """Key and bytes of one record; None: there is no archive, or it does not hold the record."""
+    name = TABLE_OF[topic.name]
+    try:
+        archive = Archive(run_dir)
+    except ArchiveError:
+        return None
+    connection = connect_log(archive, [name])
+    try:
+        found = connection.execute(
+            f'SELECT key, raw FROM log_{name} WHERE "partition" = ? AND kafka_offset = ?',  # noqa: S608
+            [partition, offset],
+        ).fetchone()
+    finally:
+        connection.close()
+        archive.close()
+    return None if found is None else (found[0], found[1])
 
 
 def run_id_of(connection: duckdb.DuckDBPyConnection, run_dir: Path) -> str:

@@ -3,9 +3,10 @@
 It reads all partitions by explicit assignment from the offsets that its own last snapshots name, gathers records, and
 commits them together with the offsets that follow (`analytics.tables`). What was read but not committed is read again;
 what was written but not committed is no part of the table. A record that does not decode is archived as its bytes. An
-offset that is not the expected one ends the process (`ReplayGap`): nothing of ours writes transactions or deletes
-records, so a gap is a loss. Shares a machine with the training: it sleeps, then takes what has gathered. Between two
-snapshots it deletes payload files that nothing needs any more (`analytics.payload_collector`); nobody else deletes any.
+offset that is not the expected one ends the process (`ReplayGap`): nothing of ours writes transactions, and records are
+deleted by this process alone, when they are archived; so a gap is a loss. Shares a machine with the training: it sleeps, then
+takes what has gathered. Between two snapshots it deletes payload files and records that nothing needs any more
+(`analytics.payload_collector`, `analytics.record_collector`); nobody else deletes any.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from pathlib import Path
 
 import structlog
 
+from analytics.collecting import Collecting
 from analytics.columns import RawRow, to_table
-from analytics.payload_collector import PayloadCollector
 from analytics.tables import TABLE_OF, TABLES, Archive, writer_lock
 from journal.log_setup import configure_logging
 from journal.metrics_http import serve_metrics
-from journal.payloads import PayloadStore
 from journal.reader import Place, Record, TopicReader
 from schemas.codec import decode
 from schemas.errors import ArchiveError, HoofprintError, ReplayGap, SchemaError, TransportError
@@ -51,7 +51,7 @@ class Archiver:
         self._archive = archive
         self._settings = settings
         self._clock = clock
-        self.on_event: Callable[[Event], None] = _nobody
+        self.on_row: Callable[[RawRow], None] = _nobody
         self._next: dict[str, dict[int, int]] = {name: archive.next_offsets(name) for name in TABLES}
         self._rows: dict[str, list[RawRow]] = {name: [] for name in TABLES}
         self._oldest: float | None = None
@@ -85,8 +85,7 @@ class Archiver:
             self._next[name][record.partition] = record.offset + 1
             row = _row(record)
             self._rows[name].append(row)
-            if row.event is not None:
-                self.on_event(row.event)
+            self.on_row(row)
         if self._oldest is None and any(self._rows.values()):
             self._oldest = self._clock()
 
@@ -112,6 +111,7 @@ class Archiver:
 
     def catch_up(self, ends: Mapping[Place, int]) -> int:
         """Gather and commit up to these offsets. TransportError: the broker stays away."""
+        self._check_beginnings()
         silent_since, count = self._clock(), 0
         while any(self._reader.positions().get(place, 0) < end for place, end in ends.items()):
             taken = self.take(wait_s=0.2)
@@ -125,12 +125,22 @@ class Archiver:
         self.flush()
         return count
 
+    def _check_beginnings(self) -> None:
+        """ReplayGap: the log begins behind what is archived of it."""
+        for (topic, partition), first in self._reader.first_offsets().items():
+            expected = self._next[TABLE_OF[topic]].get(partition, 0)
+            if first > expected:
+                raise ReplayGap(
+                    f"records of {topic}/{partition} were deleted that this archive does not hold",
+                    topic=topic, partition=partition, expected=expected, found=first,
+                )  # fmt: skip
+
     def close(self) -> None:
         """Leave the broker; nothing is committed."""
         self._reader.close()
 
 
-def _nobody(_event: Event) -> None:
+def _nobody(_row: RawRow) -> None:
     """Where nothing is collected."""
 
 
@@ -221,41 +231,18 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     archive = Archive(settings.run_directory, create=True)
     archiver = Archiver(archive, settings.kafka, settings.archive)
     log.info("archiving", directory=str(archive.directory))
-    collect = _collector(settings, archive, archiver, stop)
+    collecting = Collecting(settings, archive, lambda: archiver.catch_up(archiver.end_offsets()))
+    archiver.on_row = collecting.told
+    serve_metrics(settings.metrics.archiver_port, collecting.numbers)
     try:
         while not stop.wait(GATHER_S):
             archiver.take()
             if archiver.due():
                 archiver.flush()
-            collect()
+            collecting.collect_if_due(stop.is_set)
         archiver.flush()  # should the broker be gone already, what was read is safe
         rest = archiver.catch_up(archiver.end_offsets())
         log.info("archive is complete", last_records=rest)
     finally:
         archiver.close()
         archive.close()
-
-
-def _collector(
-    settings: Settings, archive: Archive, archiver: Archiver, stop: threading.Event
-) -> Callable[[], None]:
-    """What deletes payload files now and then; with `archive.collect` off nothing does."""
-    if not settings.archive.collect:
-        return lambda: None
-    collector = PayloadCollector(
-        settings,
-        archive,
-        PayloadStore(settings.payload_url),
-        lambda: archiver.catch_up(archiver.end_offsets()),
-    )
-    archiver.on_event = collector.told
-    serve_metrics(settings.metrics.archiver_port, collector.numbers)
-    due_at = time.monotonic()
-
-    def collect() -> None:
-        nonlocal due_at
-        if time.monotonic() >= due_at:
-            collector.collect(stop.is_set)
-            due_at = time.monotonic() + settings.archive.collect_every_s
-
-    return collect

@@ -22,6 +22,7 @@ import structlog
 
 from analytics.archived_payloads import archive_store
 from analytics.catalog import connect_log
+from analytics.columns import RawRow
 from analytics.payload_fates import READ, PayloadFates
 from analytics.retention import Ages, orphaned, spent
 from analytics.tables import TABLE_OF, Archive
@@ -71,11 +72,12 @@ class PayloadCollector:
         self._named: set[str] = set()  # files that are known to be referred to
         self._stock: tuple[int, int] = (0, 0)
         for event in _archived(archive):
-            self.told(event)
+            self._fates.told(event)
 
-    def told(self, event: Event) -> None:
+    def told(self, row: RawRow) -> None:
         """One record of the log, archived or about to be."""
-        self._fates.told(event)
+        if row.event is not None:
+            self._fates.told(row.event)
 
     def collect(self, stopping: Callable[[], bool] = lambda: False) -> int:
         """One pass; how many files went. ArchiveError: the archive cannot be written."""

@@ -8,12 +8,12 @@ own idempotence makes harmless; the other order could lose it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from journal.event_log import read_events
 from journal.producer import AckProducer
-from journal.reader import Record, TopicReader, record_at
+from journal.reader import TopicReader, record_at
 from schemas import topics
 from schemas.codec import encode
 from schemas.errors import ConfigError
@@ -22,6 +22,8 @@ from schemas.letters import was_cut
 from schemas.settings import KafkaSettings
 from schemas.topics import Topic, key_of
 
+Kept = Callable[[Topic, int, int], tuple[bytes | None, bytes] | None]
+"""Key and bytes of the record of a partition that stood at an offset, from wherever deleted records are kept."""
 LETTER_HEADER = "hoofprint-dead-letter"
 """On a record that was put back: id of its letter."""
 REQUEUED_HEADER = "hoofprint-requeued"
@@ -85,7 +87,13 @@ def chosen(
     ]
 
 
-def requeue(kafka: KafkaSettings, buried: Iterable[Buried]) -> tuple[list[Requeued], list[ConfigError]]:
+def _nowhere(_topic: Topic, _partition: int, _offset: int) -> None:
+    return None
+
+
+def requeue(
+    kafka: KafkaSettings, buried: Iterable[Buried], kept: Kept = _nowhere
+) -> tuple[list[Requeued], list[ConfigError]]:
     """Put these back; and why some of them cannot be: a topic of another version, or bytes that were cut and are gone."""
     producer = AckProducer(kafka, "dead-letters")
     done: list[Requeued] = []
@@ -93,7 +101,7 @@ def requeue(kafka: KafkaSettings, buried: Iterable[Buried]) -> tuple[list[Requeu
     try:
         for one in buried:
             try:
-                done.append(_requeue(kafka, producer, one))
+                done.append(_requeue(kafka, producer, one, kept))
             except ConfigError as cannot:
                 refused.append(cannot)
     finally:
@@ -101,11 +109,11 @@ def requeue(kafka: KafkaSettings, buried: Iterable[Buried]) -> tuple[list[Requeu
     return done, refused
 
 
-def _requeue(kafka: KafkaSettings, producer: AckProducer, buried: Buried) -> Requeued:
+def _requeue(kafka: KafkaSettings, producer: AckProducer, buried: Buried, kept: Kept) -> Requeued:
     letter, topic = buried.letter, buried.topic
     if topic is None:
         raise ConfigError(f"there is no topic {letter.topic} to put a record back into", topic=letter.topic)
-    key, value, headers = _whole(kafka, topic, letter)
+    key, value, headers = _whole(kafka, topic, letter, kept)
     named = {**headers, LETTER_HEADER: letter.event_id.encode()}
     at = producer.send_raw(topic, key, value, named).result()
     mark = {REQUEUED_HEADER: f"{topic.name}/{at.partition}/{at.offset}".encode()}
@@ -114,15 +122,18 @@ def _requeue(kafka: KafkaSettings, producer: AckProducer, buried: Buried) -> Req
 
 
 def _whole(
-    kafka: KafkaSettings, topic: Topic, letter: DeadLetter
+    kafka: KafkaSettings, topic: Topic, letter: DeadLetter, kept: Kept
 ) -> tuple[bytes | None, bytes, Mapping[str, bytes]]:
     """Key, value and headers. A letter must fit into a record itself, so that those of a large one may be cut: the rest is
-    where it was read."""
+    where it was read, or where that was archived (without its headers)."""
     if not was_cut(letter):
         return letter.key, letter.raw, letter.headers
     source = record_at(kafka, topic, letter.partition, letter.offset)
-    if source is not None and _begins_with(source, letter):
+    if source is not None and _begins_with(source.key, source.value, letter):
         return source.key, source.value, source.headers
+    archived = kept(topic, letter.partition, letter.offset)
+    if archived is not None and _begins_with(*archived, letter):
+        return *archived, letter.headers
     raise ConfigError(
         f"the letter of {topic.name}/{letter.partition}/{letter.offset} holds the beginning of its record only, and the"
         " record is gone",
@@ -130,9 +141,7 @@ def _whole(
     )  # fmt: skip
 
 
-def _begins_with(source: Record, letter: DeadLetter) -> bool:
+def _begins_with(key: bytes | None, value: bytes, letter: DeadLetter) -> bool:
     """Whether this is the record that the letter was made of."""
-    same_key = source.key == letter.key or bool(
-        letter.key and source.key and source.key.startswith(letter.key)
-    )
-    return same_key and source.value.startswith(letter.raw)
+    same_key = key == letter.key or bool(letter.key and key and key.startswith(letter.key))
+    return same_key and value.startswith(letter.raw)

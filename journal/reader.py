@@ -1,7 +1,7 @@
 """Reading topics without a consumer group: explicit partitions and offsets, read_committed.
 
 Who reads keeps the offsets (a snapshot, a mark, nothing at all); the broker is told nothing. Order holds per partition.
-A start that was deleted meanwhile goes on at the earliest record there is; the offsets show the gap.
+A start that was deleted meanwhile goes on at the earliest record there is; the offsets show the gap, `first_offsets` says so.
 Nobody here writes transactions: a marker at the end of a partition would look like a record that never comes.
 """
 
@@ -97,13 +97,19 @@ class TopicReader:
             self._place(spot.topic, spot.partition): self._watermarks(spot)[1] for spot in self._assignment
         }
 
+    def first_offsets(self) -> dict[Place, int]:
+        """The first offset that was not deleted of each partition, now."""
+        return {
+            self._place(spot.topic, spot.partition): self._watermarks(spot)[0] for spot in self._assignment
+        }
+
     def positions(self) -> dict[Place, int]:
         """The next offset to read of each partition."""
         return dict(self._next)
 
     def read_to_end(self) -> Iterator[Record]:
         """Records up to the end offsets at the time of the call. TransportError: the broker stays away."""
-        ends = self.end_offsets()
+        ends = self._pass_over_deleted()
         batch: deque[Record] = deque()
         beyond: list[Record] = []
         heard_at = time.monotonic()
@@ -114,6 +120,8 @@ class TopicReader:
                     heard_at = time.monotonic()
                 elif time.monotonic() - heard_at > 3 * _CALL_S:
                     raise TransportError("the broker sends nothing", waited_s=3 * _CALL_S)
+                else:
+                    self._pass_over_deleted()  # nobody will ever send them
                 while batch:
                     record = batch.popleft()
                     if record.offset < ends[record.topic.name, record.partition]:
@@ -137,9 +145,17 @@ class TopicReader:
 
     def _fetch(self, timeout_s: float, max_records: int) -> list[Record]:
         if not self._fetching:
-            # Not before: closing the client while it resets an offset that is out of range never returns, and whoever
-            # finds nothing between start and end closes at once.
-            self._consumer.assign(self._assignment)
+            # Neither before, nor from an offset that was deleted: closing the client while it resets an offset that is out
+            # of range never returns, and whoever finds nothing between start and end closes at once.
+            self._pass_over_deleted()
+            self._consumer.assign(
+                [
+                    TopicPartition(
+                        spot.topic, spot.partition, self._next[self._place(spot.topic, spot.partition)]
+                    )
+                    for spot in self._assignment
+                ]
+            )
             self._fetching = True
         first = self._consumer.poll(timeout_s)
         if first is None:
@@ -148,6 +164,15 @@ class TopicReader:
         rest = self._consumer.consume(max_records - 1, timeout=0.0) if max_records > 1 else []
         messages: list[Any] = [first, *rest]  # the client's own types leave every field optional
         return [self._record(message) for message in messages if not self._is_error(message)]
+
+    def _pass_over_deleted(self) -> dict[Place, int]:
+        """Go on at the first record that is left; the end offsets."""
+        ends: dict[Place, int] = {}
+        for spot in self._assignment:
+            place = self._place(spot.topic, spot.partition)
+            first, ends[place] = self._watermarks(spot)
+            self._next[place] = max(self._next[place], first)
+        return ends
 
     def _place(self, full_name: str, partition: int) -> Place:
         return self._by_name[full_name].name, partition
@@ -173,12 +198,17 @@ class TopicReader:
 
 def end_offsets(kafka: KafkaSettings, topics: Sequence[Topic]) -> dict[Place, int]:
     """The offset behind the last record of each partition, now, with a connection of its own."""
+    return {place: end for place, (_, end) in log_bounds(kafka, topics).items()}
+
+
+def log_bounds(kafka: KafkaSettings, topics: Sequence[Topic]) -> dict[Place, tuple[int, int]]:
+    """Of each partition the first offset that was not deleted, and the one behind the last record, now."""
     consumer = _consumer(kafka)
     try:
         return {
             (topic.name, number): _watermarks(
                 consumer, TopicPartition(topic.full_name(kafka.topic_prefix), number)
-            )[1]
+            )
             for topic in topics
             for number in partition_ids(kafka, topic)
         }

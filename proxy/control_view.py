@@ -8,7 +8,7 @@ set only when everything that stood in both topics at the start was folded.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 from journal.event_log import EventFollower
@@ -25,12 +25,14 @@ OnClosed = Callable[[str, int], None]
 
 class ControlView:
     """`published`: checkpoint by label (None: only its outer trainer has it), in the order of publication. `activated`:
-    (version, engine). `closed`: groups by attempt, whose sessions get 410; a whole run's take no more room than its gaps."""
+    (version, engine). `closed`: groups by attempt, whose sessions get 410, and `kept`: those whose sessions all ended; a whole
+    run's take no more room than its gaps."""
 
     def __init__(self, run_id: str, on_closed: OnClosed) -> None:
         self.published: dict[str, str | None] = {}
         self.activated: set[tuple[str, str]] = set()
         self.closed: dict[int, GroupSet] = {}
+        self.kept: dict[int, GroupSet] = {}
         self.ready = False
         self._run_id = run_id
         self._on_closed = on_closed
@@ -45,9 +47,11 @@ class ControlView:
             self.published.setdefault(event.version, checkpoint_path(uri) if uri else None)
         elif isinstance(event, PolicyActivated):
             self.activated.add((event.version, event.engine_id))
-        elif isinstance(event, Verdict) and event.outcome != "kept":
-            self.closed.setdefault(event.attempt, GroupSet(self._run_id)).add(event.group_id)
-            self._on_closed(event.group_id, event.attempt)
+        elif isinstance(event, Verdict):
+            judged = self.kept if event.outcome == "kept" else self.closed
+            judged.setdefault(event.attempt, GroupSet(self._run_id)).add(event.group_id)
+            if event.outcome != "kept":
+                self._on_closed(event.group_id, event.attempt)
 
     def newest(self, excluding: Container[str] = ()) -> Wanted | None:
         """The newest version and its checkpoint, but for labels that engines cannot load."""
@@ -63,8 +67,11 @@ class ControlView:
 
     def is_closed(self, group_id: str | None, attempt: int | None) -> bool:
         """Whether the attempt was retried or dropped."""
-        groups = self.closed.get(attempt) if attempt is not None else None
-        return groups is not None and group_id is not None and group_id in groups
+        return _holds(self.closed, group_id, attempt)
+
+    def is_kept(self, group_id: str | None, attempt: int | None) -> bool:
+        """Whether a batch has taken the attempt: all its sessions have ended, and the log may have forgotten them."""
+        return _holds(self.kept, group_id, attempt)
 
     async def start(self, kafka: KafkaSettings, on_failure: Callable[[HoofprintError], None]) -> None:
         """Follow, and return when everything that is there now was folded. TransportError: no log."""
@@ -87,6 +94,11 @@ class ControlView:
         """End the thread."""
         if self._follower is not None:
             await asyncio.to_thread(self._follower.close)
+
+
+def _holds(judged: Mapping[int, GroupSet], group_id: str | None, attempt: int | None) -> bool:
+    groups = judged.get(attempt) if attempt is not None else None
+    return groups is not None and group_id is not None and group_id in groups
 
 
 def checkpoint_path(uri: str) -> str:

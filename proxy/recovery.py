@@ -3,6 +3,9 @@
 Design §5. Where to read from stands in the signed token; a header session is looked for in its partition as far back as
 `proxy.session_max_age_s`. Many sessions come back at once after a restart, so calls that arrive together share one
 reading. A claimant that finds its epoch taken claims a higher one.
+
+The archiver deletes records of old and of decided sessions. A session whose beginning is gone is refused, TrajectoryGone: it is
+never taken up from the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from proxy.ownership import Holding, Ownership, SessionTaken
 from proxy.recorder import Recorder
 from proxy.sessions import Identity, Session
 from proxy.tokens_auth import SessionToken, TokenSigner
-from schemas.errors import SchemaError
+from schemas.errors import SchemaError, TrajectoryGone
 from schemas.events import Event, SessionEvent, TokenSegment
 from schemas.settings import Settings
 from schemas.topics import SEGMENTS
@@ -44,6 +47,15 @@ class _Wanted:
     claim: Position
     found: asyncio.Future[list[Event]]
     events: list[Event] = field(default_factory=list)
+    first_left: int = 0
+    """The first record that its partition still had when everything was read."""
+
+    def give(self) -> None:
+        """What was found, to whoever waits for it."""
+        if self.start >= self.first_left or self.start < 0:
+            self.found.set_result(self.events)
+        else:
+            self.found.set_exception(_gone(self.identity, start=self.start, first_left=self.first_left))
 
 
 class Recovery:
@@ -86,6 +98,8 @@ class Recovery:
         token: SessionToken | None,
         history: SessionLog,
     ) -> Session:
+        if any(index not in history.segments for index in range(len(history.segments))):
+            raise _gone(identity, segments=sorted(history.segments))
         for index, segment in history.segments.items():
             if segment.tokens_ref is not None or segment.request_ref is not None:
                 history.segments[index] = await asyncio.to_thread(_inline, segment, self._store)
@@ -119,7 +133,7 @@ class Recovery:
             except Exception as failure:  # noqa: BLE001 — belongs to those who wait, whatever it is
                 _resolve(batch, lambda wanted, failure=failure: wanted.found.set_exception(failure))  # type: ignore[misc]
             else:
-                _resolve(batch, lambda wanted: wanted.found.set_result(wanted.events))
+                _resolve(batch, _Wanted.give)
 
     def _read(self, batch: list[_Wanted]) -> None:
         partitions = sorted({wanted.claim.partition for wanted in batch})
@@ -139,12 +153,21 @@ class Recovery:
                 found = by_name.get(event.session_id) if isinstance(event, SessionEvent) else None
                 if found is not None and record.offset < found.claim.offset:
                     found.events.append(event)
+            left = reader.first_offsets()  # asked last: deleted while it was read is deleted, too
+            for wanted in batch:
+                wanted.first_left = left[SEGMENTS.name, wanted.claim.partition]
         finally:
             reader.close()
 
 
 def _skip(_record: object, wrong: SchemaError) -> None:
     log.warning("undecodable_record", error=wrong)
+
+
+def _gone(identity: Identity, **detail: object) -> TrajectoryGone:
+    return TrajectoryGone(
+        "the beginning of the session is no longer in the log", session_id=identity.session_id, **detail
+    )
 
 
 def _resolve(batch: list[_Wanted], give: Callable[[_Wanted], None]) -> None:

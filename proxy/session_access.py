@@ -185,6 +185,11 @@ class SessionAccess:
 
     async def _recover(self, identity: Identity, token: SessionToken | None) -> Session:
         session = await self._recovery.recover(identity, token)
+        if not session.started and self._control.is_kept(identity.group_id, identity.attempt):
+            raise TrajectoryGone(
+                "the group attempt was decided, and the log has nothing of the session any more",
+                group_id=identity.group_id, attempt=identity.attempt, session_id=identity.session_id,
+            )  # fmt: skip
         end = session.end
         self.table.add(session)
         if end is not None:

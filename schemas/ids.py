@@ -44,6 +44,11 @@ def batch_id(run_id: str, step: int, branch: str = "") -> str:
     return stable_id("batch", run_id, step, branch)
 
 
+def worker_group(prefix: str, run_id: str, name: str) -> str:
+    """The consumer group of a run's stream processors of this name."""
+    return ".".join(part for part in (prefix, run_id, name) if part)
+
+
 def topic_name(prefix: str, name: str) -> str:
     """Full topic name; an empty prefix leaves the name as it is."""
     return f"{prefix}.{name}" if prefix else name

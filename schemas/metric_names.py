@@ -110,4 +110,7 @@ ArchiveMetric = Literal[
     "hoofprint_payload_bytes",
     # files that could not be deleted or kept in the archive; they are tried again
     "hoofprint_payload_failures_total",
+    # records of the segments topic that it deleted from the log, and passes that the broker did not let it do
+    "hoofprint_log_records_deleted_total",
+    "hoofprint_log_deletion_failures_total",
 ]

@@ -257,11 +257,11 @@ def render_toml() -> str:
     lines = ["# Hoofprint: every setting with its default. Take away the # to change one.", ""]
     for name in Settings.model_fields:
         section = _section(name)
-        lines += [f"# {section.__doc__}", f"[{name}]"]
+        lines += [*(f"# {line}" for line in (section.__doc__ or "").splitlines()), f"[{name}]"]
         for key, setting in section.model_fields.items():
             default = setting.get_default()
             lines += [
-                f"# {setting.description}",
+                *(f"# {line}" for line in (setting.description or "").splitlines()),
                 f"# {key} = {_toml(default)}",
                 "",
             ]

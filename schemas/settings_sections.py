@@ -310,7 +310,9 @@ class ArchiveSettings(Section):
     collect_every_s: float = Field(default=300.0, gt=0)
     """How often they are looked for."""
     collect_after_s: float = Field(default=3600.0, ge=0)
-    """No payload file is deleted before this age. Files that no event names are kept for a day."""
+    """No payload file and no record is deleted before this age. Files that no event names are kept for a day."""
+    delete_records: bool = True
+    """Delete records of the segments topic that are archived and assembled, and that no session is taken up from any more."""
 
 
 class AssemblerSettings(Section):

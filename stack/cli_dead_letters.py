@@ -12,7 +12,8 @@ from schemas.settings import Settings
 from stack.run_directory import find_run, read_settings
 
 if TYPE_CHECKING:
-    from journal.dead_letters import Buried
+    from journal.dead_letters import Buried, Kept
+    from schemas.topics import Topic as LogTopic
 
 _PATIENCE_S = 5.0
 
@@ -47,7 +48,7 @@ def requeue(
 
     settings = _settings(run)
     selected = chosen(_of(settings), topic=topic, partition=partition, offset=offset, again=again)
-    done, refused = put_back(settings.kafka, selected)
+    done, refused = put_back(settings.kafka, selected, _archived(settings))
     for one in done:
         letter = one.letter
         typer.echo(
@@ -79,6 +80,17 @@ def _settings(run: str) -> Settings:
     settings = read_settings(find_run(run))
     wait_for_broker(settings.kafka, _PATIENCE_S)
     return settings
+
+
+def _archived(settings: Settings) -> Kept:
+    """Records that the log has no longer, from the run's archive."""
+
+    def kept(topic: LogTopic, partition: int, offset: int) -> tuple[bytes | None, bytes] | None:
+        from analytics.archived_log import archived_record
+
+        return archived_record(settings.run_directory, topic, partition, offset)
+
+    return kept
 
 
 def _of(settings: Settings) -> list[Buried]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from journal.reader import end_offsets
+from journal.reader import log_bounds
 from schemas import topics
 from schemas.errors import TransportError
 from schemas.settings import KafkaSettings
@@ -51,7 +51,7 @@ class Watchdog:
         from streams.faust_private import committed_offsets
 
         try:
-            ends = await asyncio.to_thread(end_offsets, self._kafka, [self._topic])
+            bounds = await asyncio.to_thread(log_bounds, self._kafka, [self._topic])
         except TransportError as away:
             self._away_since = now if self._away_since is None else self._away_since
             if time.monotonic() - self._away_since > self._kafka.publish_timeout_s:
@@ -59,14 +59,17 @@ class Watchdog:
             log.warning("broker_away", error=away)
             return
         self._away_since = None
-        self.judge({partition: end for (_, partition), end in ends.items()}, committed_offsets(app), now)
+        self.judge(
+            {partition: found for (_, partition), found in bounds.items()}, committed_offsets(app), now
+        )
 
-    def judge(self, ends: dict[int, int], committed: dict[int, int | None], now: float) -> None:
-        """`committed`: of the assigned partitions."""
+    def judge(self, bounds: dict[int, tuple[int, int]], committed: dict[int, int | None], now: float) -> None:
+        """`bounds`: the first offset that is left and the end; `committed`: of the assigned partitions."""
         self._since = {p: since for p, since in self._since.items() if p in committed}
         for partition, mark in committed.items():
             at = self._next_offset(partition)
-            behind = ends.get(partition, 0) > (at if at is not None else mark or 0)
+            first, end = bounds.get(partition, (0, 0))
+            behind = end > max(first, at if at is not None else mark or 0)
             known, since = self._since.get(partition, (at, now))
             if not behind or known != at:
                 since = now

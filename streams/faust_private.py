@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import faust
+import structlog
 from aiokafka.errors import IllegalStateError
 from faust.transport.drivers.aiokafka import Consumer
 from faust.types import TP, ConsumerMessage
@@ -27,6 +28,7 @@ from faust.types import TP, ConsumerMessage
 from schemas.errors import InvariantBroken
 
 TESTED_WITH = "0.15.3"
+log = structlog.get_logger()
 
 
 class Chunk(NamedTuple):
@@ -132,7 +134,14 @@ class LowWaterConsumer(Consumer):
             raise InvariantBroken(
                 f"the client left out records of {tp.topic}/{tp.partition}", expected=expected, found=offset
             )
-        return True  # deleted at the broker: nobody will ever read them
+        log.warning(
+            "records_were_deleted",
+            topic=tp.topic,
+            partition=tp.partition,
+            expected=expected,
+            first_left=earliest,
+        )
+        return True  # nobody will ever read them
 
     def _chunk(self, tp: TP, records: Sequence[Any]) -> ConsumerMessage:
         last = records[-1]

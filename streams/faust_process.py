@@ -17,6 +17,7 @@ import structlog
 
 from journal.topic_admin import broker_setting, create_topics, wait_for_broker
 from schemas.errors import ConfigError, HoofprintError, TransportError
+from schemas.ids import worker_group
 from schemas.settings import Settings
 from schemas.topics import Topic
 
@@ -46,7 +47,7 @@ def make_app(
     shortest = broker_setting(kafka, "group.min.session.timeout.ms")
     session_s = max(_SESSION_S, int(shortest or 0) / 1000)
     app = faust.App(
-        ".".join(part for part in (kafka.topic_prefix, settings.run.run_id, name) if part),
+        worker_group(kafka.topic_prefix, settings.run.run_id, name),
         broker="kafka://" + kafka.bootstrap_servers.replace(",", ";kafka://"),
         datadir=str(home),  # stays empty: there are no tables
         topic_allow_declare=False,

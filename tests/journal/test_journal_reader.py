@@ -7,10 +7,12 @@ import time
 import uuid
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from journal.event_log import EventFollower, read_events
 from journal.producer import AckProducer
-from journal.reader import Record, TopicReader, end_offsets, offsets_at_time, record_at
+from journal.reader import Record, TopicReader, end_offsets, log_bounds, offsets_at_time, record_at
+from journal.record_deletion import committed_offsets, delete_before
 from journal.topic_admin import create_topics
 from schemas import events as ev
 from schemas import topics
@@ -63,6 +65,46 @@ def test_an_iterator_left_early_gives_the_rest_to_the_next_poll(log: KafkaSettin
     assert reader.positions() == {("control.v1", 0): 1}
     assert [record.offset for record in reader.read_to_end()] == [1, 2, 3]
     reader.close()
+
+
+@pytest.mark.parametrize(("start", "deleted", "seen"), [(1, 3, [3, 4]), (1, 5, []), (4, 3, [4])])
+def test_what_was_deleted_is_passed_over_and_the_offsets_say_so(
+    log: KafkaSettings, start: int, deleted: int, seen: list[int]
+) -> None:
+    fill(log, range(5))
+    assert delete_before(log, topics.CONTROL, {0: deleted}) == {0: deleted}
+    reader = TopicReader(log, [topics.CONTROL], start={("control.v1", 0): start})
+    assert [record.offset for record in reader.read_to_end()] == seen
+    assert reader.first_offsets() == {("control.v1", 0): deleted}
+    assert reader.positions() == {("control.v1", 0): 5}
+    reader.close()
+    assert log_bounds(log, [topics.CONTROL]) == {("control.v1", 0): (deleted, 5)}
+
+
+def test_what_is_deleted_while_it_is_read_does_not_hold_the_reader(log: KafkaSettings) -> None:
+    fill(log, range(5))
+    reader = TopicReader(log, [topics.CONTROL])
+    iterator = reader.read_to_end()  # asks for the end at the first record
+    fill(log, range(5, 2000))
+    first = next(iterator)
+    delete_before(log, topics.CONTROL, {0: 2000})
+    rest = [record.offset for record in iterator]
+    assert [first.offset, *rest] == list(range(len(rest) + 1))  # as far as it was on its way
+    fill(log, range(1))
+    late: list[Record] = []
+    while not late:
+        late = [record for record in reader.poll(5) if record.offset >= 2000]
+    assert late[0].offset == 2000
+    reader.close()
+
+
+def test_a_group_says_how_far_it_is_per_partition(log: KafkaSettings) -> None:
+    assert committed_offsets(log, "nobody", topics.SEGMENTS) == {}
+    client = Consumer({"bootstrap.servers": log.bootstrap_servers, "group.id": log.topic_prefix})
+    name = topics.SEGMENTS.full_name(log.topic_prefix)
+    client.commit(offsets=[TopicPartition(name, 2, 7)], asynchronous=False)
+    client.close()
+    assert committed_offsets(log, log.topic_prefix, topics.SEGMENTS) == {2: 7}
 
 
 def test_chosen_partitions_only(log: KafkaSettings) -> None:

@@ -20,11 +20,13 @@ from confluent_kafka.admin import AdminClient
 from journal.clock import system_clock
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
-from journal.reader import TopicReader
+from journal.reader import TopicReader, end_offsets
+from journal.record_deletion import committed_offsets, delete_before
 from journal.topic_admin import create_topics
 from schemas import events as ev
 from schemas import topics
 from schemas.codec import decode
+from schemas.ids import worker_group
 from schemas.settings import GroupSettings, KafkaSettings, RunSettings, Settings
 
 pytestmark = pytest.mark.broker
@@ -156,6 +158,57 @@ def test_after_a_clean_stop_nothing_is_done_again(stage: Stage) -> None:
     stage.produce(names(4, 8))
     stage.until(lambda: len(stage.completions()) == 12, "groups are missing after the restart")
     assert set(stage.completions().values()) == {1}
+
+
+def test_killed_while_records_are_deleted_up_to_its_marks_it_goes_on(stage: Stage) -> None:
+    """Half of each later group is in the log when it dies; what lies below the marks goes meanwhile."""
+    first = stage.start()
+    stage.produce(names(32))
+    halves = {name: group(name, 4, at=system_clock()) for name in names(16, 32)}
+    for step in range(2):
+        for sessions in halves.values():
+            for session in sessions:
+                stage.producer.send(session[step])
+    stage.producer.flush()
+    stage.until(lambda: len(stage.completions()) == 32, "groups are missing")
+    kafka, name = stage.settings.kafka, worker_group(stage.settings.kafka.topic_prefix, "run", "assembler")
+    marks: dict[int, int] = {}
+
+    def moved() -> bool:
+        marks.update(committed_offsets(kafka, name, topics.SEGMENTS))
+        return len(marks) == kafka.partitions and min(marks.values()) > 0
+
+    stage.until(moved, "the marks do not move")
+    assert delete_before(kafka, topics.SEGMENTS, marks) == marks
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait(10)
+    for sessions in halves.values():
+        for session in sessions:
+            for event in session[2:]:
+                stage.producer.send(event)
+    stage.producer.flush()
+    stage.start()
+    stage.until(lambda: set(stage.completions()) == set(names(48)), "groups are missing after the restart")
+    assert not [event for event in stage.said if isinstance(event, ev.GroupFailed)]
+    assert "records_were_deleted" not in stage.log.read_text()
+
+
+def test_records_deleted_above_its_mark_are_reported_and_the_rest_goes_on(stage: Stage) -> None:
+    """Nobody of ours does it; whoever did must hear of it."""
+    child = stage.start()
+    stage.produce(names(8))
+    stage.until(lambda: len(stage.completions()) == 8, "groups are missing")
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == 0
+    stage.produce(names(8, 8))
+    ends = {
+        partition: end for (_, partition), end in end_offsets(stage.settings.kafka, [topics.SEGMENTS]).items()
+    }
+    delete_before(stage.settings.kafka, topics.SEGMENTS, ends)
+    stage.start()
+    stage.produce(names(8, 16))
+    stage.until(lambda: set(names(8, 16)) <= set(stage.completions()), "groups are missing after the restart")
+    assert "records_were_deleted" in stage.log.read_text()
 
 
 def test_a_second_worker_takes_its_share_and_what_is_left_of_a_killed_one(stage: Stage) -> None:
