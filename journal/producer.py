@@ -63,10 +63,14 @@ OnOutcome = Callable[[Outcome], None]
 class AckProducer:
     """Any thread may call it. One per process is enough."""
 
-    def __init__(self, kafka: KafkaSettings, client_id: str) -> None:
+    def __init__(self, kafka: KafkaSettings, client_id: str, linger_ms: float | None = None) -> None:
+        """`linger_ms`: instead of the settings', for a process whose callers wait for each record."""
         self._prefix = kafka.topic_prefix
         self._timeout_s = kafka.publish_timeout_s
-        self._producer = Producer(_configuration(kafka, client_id), logger=LOGGER)
+        self._producer = Producer(
+            _configuration(kafka, client_id, kafka.linger_ms if linger_ms is None else linger_ms),
+            logger=LOGGER,
+        )
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0  # threads that want to be told of a change
@@ -279,15 +283,15 @@ def _failure(topic: Topic, error: KafkaError) -> TransportError:
     return PublishTimeout(f"no acknowledgement: {error.str()}", topic=topic.name, reason=error.name())
 
 
-def _configuration(kafka: KafkaSettings, client_id: str) -> dict[str, Any]:
+def _configuration(kafka: KafkaSettings, client_id: str, linger_ms: float) -> dict[str, Any]:
     return {
         **client_configuration(kafka),
         "client.id": client_id,
         "enable.idempotence": True,
         "acks": "all",
         "message.max.bytes": MAX_RECORD_BYTES,
-        "linger.ms": kafka.linger_ms,
-        "message.timeout.ms": max(int(kafka.publish_timeout_s * 1000), int(kafka.linger_ms) + 1),
+        "linger.ms": linger_ms,
+        "message.timeout.ms": max(int(kafka.publish_timeout_s * 1000), int(linger_ms) + 1),
         "partitioner": "consistent_random",
         "retry.backoff.max.ms": 500,
     }

@@ -75,7 +75,7 @@ class Parts:
         if not proxy.engines:
             raise ConfigError("proxy.engines names no engine", key="proxy.engines")
         self.http = engine_http()
-        self.producer = AckProducer(settings.kafka, "proxy")
+        self.producer = AckProducer(settings.kafka, "proxy", proxy.linger_ms)
         self.metrics = Metrics()
         self.gate = Gate()
         self.table = SessionTable(self.gate.open_session)

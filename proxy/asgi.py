@@ -72,6 +72,10 @@ class Connection(Protocol):
 
     def abort(self) -> None: ...
 
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -162,8 +166,15 @@ class Call:
             (name.encode(), value.encode("latin-1", "replace")) for name, value in (headers or {}).items()
         ]
         self.started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": head})
-        await self._send({"type": "http.response.body", "body": raw})
+        connection: Connection | None = self.scope.get(CONNECTION)
+        if connection is not None:
+            connection.hold()  # a head of its own would wake the client twice
+        try:
+            await self._send({"type": "http.response.start", "status": status, "headers": head})
+            await self._send({"type": "http.response.body", "body": raw})
+        finally:
+            if connection is not None:
+                connection.release()
 
     async def text(self, raw: bytes) -> None:
         """One plain text answer, in Prometheus' format."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import structlog
 from numpy.typing import NDArray
 
@@ -53,6 +54,16 @@ def known(decode: Decode | None) -> Decoder:
 _UNKNOWN = known(None)
 
 
+class HeadText(NamedTuple):
+    """The first `tokens` of a prompt as they stand in a JSON list, with the bracket before them."""
+
+    tokens: int = 0
+    text: bytes = b""
+
+
+NO_HEAD = HeadText()
+
+
 class Generation:
     """The request (`prompt`, `sampling`, `budget`) and its growing result. `streams`: its client sees it grow."""
 
@@ -72,6 +83,7 @@ class Generation:
         self.budget = budget
         self.streams = streams
         self.tops = tops
+        self.head = NO_HEAD
         self.output = Output()
         self.first_token: Callable[[], None] = nobody
         self.wake: Callable[[], None] = nobody
@@ -212,9 +224,9 @@ class Generation:
         sampling = continued(self.sampling, ids, self.left)
         if interval > 1:
             sampling["stream_interval"] = interval
-        body = {
+        body: dict[str, Any] = {
             "rid": self.rid,
-            "input_ids": np.concatenate((self.prompt, np.array(ids, ID_TYPE))) if ids else self.prompt,
+            "input_ids": self._input_ids(),
             "sampling_params": sampling,
             "return_logprob": True,
             "stream": True,
@@ -224,3 +236,13 @@ class Generation:
         if self.tops:
             body["top_logprobs_num"] = self.tops
         return body
+
+    def _input_ids(self) -> NDArray[np.int32] | orjson.Fragment:
+        """Prompt and partial output; what the client has written itself goes on as it is."""
+        ids, rest = self.output.ids, self.prompt[self.head.tokens :]
+        if ids:
+            rest = np.concatenate((rest, np.array(ids, ID_TYPE)))
+        if not self.head.tokens:
+            return rest
+        text = orjson.dumps(rest, option=orjson.OPT_SERIALIZE_NUMPY)[1:]
+        return orjson.Fragment(self.head.text + (b"," if len(rest) else b"") + text)

@@ -9,7 +9,7 @@ body holds; a body that is written in another way is not cut.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -24,17 +24,19 @@ _LEAST = 256
 
 
 class Cut(NamedTuple):
-    """`head`: tokens as little-endian int32. `body`: parsed, its `input_ids` those behind the head."""
+    """`head`: tokens as little-endian int32; `text`: how they stand in the body, with the bracket before them. `body`: parsed,
+    its `input_ids` those behind the head."""
 
     head: bytes
-    body: dict[str, object]
+    text: bytes
+    body: dict[str, Any]
 
 
 def cut_known(raw: bytes, lineages: Iterable[bytes | bytearray]) -> Cut | None:
     """The body of a request that goes on where one of the lineages ends; None: parse it as it is."""
     key = raw.find(_KEY)
     start = raw.find(b"[", key, key + len(_KEY) + 2) if key >= 0 else -1
-    if start < 0 or _MARK_TEXT in raw:
+    if start < 0 or _MARK_TEXT in raw[:start]:
         return None
     spaced = raw[start : start + 16].find(b", ") > 0
     for tokens in sorted(lineages, key=len, reverse=True):
@@ -44,11 +46,14 @@ def cut_known(raw: bytes, lineages: Iterable[bytes | bytearray]) -> Cut | None:
         text = text.replace(b",", b", ") if spaced else text
         after = start + len(text)
         if raw.startswith(text, start) and raw[after : after + 1] in (b",", b"]"):
-            return _parsed(raw[: start + 1] + _MARK_TEXT + raw[after:], bytes(tokens))
+            return _parsed(raw[: start + 1], raw[after:], bytes(tokens), text)
     return None
 
 
-def _parsed(raw: bytes, head: bytes) -> Cut | None:
+def _parsed(before: bytes, after: bytes, head: bytes, text: bytes) -> Cut | None:
+    if _MARK_TEXT in after:
+        return None
+    raw = before + _MARK_TEXT + after
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -56,4 +61,4 @@ def _parsed(raw: bytes, head: bytes) -> Cut | None:
     ids = body.get("input_ids") if isinstance(body, dict) else None
     if not isinstance(ids, list) or not ids or ids[0] != _MARK:
         return None  # the ids that were cut are not the request's own
-    return Cut(head, {**body, "input_ids": ids[1:]})
+    return Cut(head, text, {**body, "input_ids": ids[1:]})

@@ -18,11 +18,11 @@ import orjson
 from proxy.api_fields import NATIVE
 from proxy.asgi import DONE, KEEP_ALIVE, Call, event, parsed, while_connected
 from proxy.engine_refusals import NATIVE_FIELDS, naming_fields
-from proxy.generation import Generation
-from proxy.known_head import cut_known
+from proxy.generation import Generation, HeadText
+from proxy.known_head import Cut, cut_known
 from proxy.limits import Limits
 from proxy.metrics import Metrics
-from proxy.routing import place_tokens
+from proxy.routing import ID_BYTES, place_tokens
 from proxy.session_access import SessionAccess
 from proxy.streaming import Pace, watch_generation
 from proxy.tito import Tokenizers
@@ -54,14 +54,15 @@ class NativeApi:
         raw = await call.body(self._limits.max_body_bytes)
         known = self._access.known(call)
         cut = cut_known(raw, [lineage.tokens for lineage in known.lineages]) if known is not None else None
-        head, body = cut or (b"", parsed(raw))
+        cut = cut or Cut(b"", b"", parsed(raw))
         with self._limits.request():
-            await while_connected(call, self._generate(call, head, body, received_at))
+            await while_connected(call, self._generate(call, cut, received_at))
 
-    async def _generate(self, call: Call, head: bytes, body: dict[str, Any], received_at: int) -> None:
+    async def _generate(self, call: Call, cut: Cut, received_at: int) -> None:
+        body = cut.body
         NATIVE.check(body)
-        prompt = ids_of(head)
-        if not head or body["input_ids"]:
+        prompt = ids_of(cut.head)
+        if not cut.head or body["input_ids"]:
             prompt = np.concatenate((prompt, self._turns.check_ids(body.get("input_ids"))))
         sampling, asked = sampling_of(body, self._turns.temperature)
         session, one_call = await self._access.session_for(call, body)
@@ -71,6 +72,7 @@ class NativeApi:
             self._metrics.ignored(field)
         stream, tops = bool(body.get("stream")), body.get("top_logprobs_num") or 0
         generation = Generation(session, prompt, sampling, budget, streams=stream, tops=tops)
+        generation.head = HeadText(len(cut.head) // ID_BYTES, cut.text)
         skip = sampling.get("skip_special_tokens") is not False
         generation.decoder = partial(self._tokenizers.decoder, skip_special=skip)
         turn = self._turn(call, body, generation, prompt.tobytes(), received_at, end)

@@ -66,8 +66,7 @@ def _longest_step(lineage: Lineage, prompt: bytes, longer_than: int) -> Step | N
         for step in reversed(lineage.steps):
             if step.end <= longer_than:
                 return None
-            size = step.end * ID_BYTES
-            if size <= len(prompt) and tokens[:size] == prompt[:size]:
+            if prompt.startswith(tokens[: step.end * ID_BYTES]):
                 return step
         return None
     finally:

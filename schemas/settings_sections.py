@@ -50,7 +50,7 @@ class KafkaSettings(Section):
     publish_timeout_s: float = Field(default=20.0, gt=0)
     """How long a record may wait for its acknowledgement; then a request gets 503 and a processor ends."""
     linger_ms: float = Field(default=2.0, ge=0)
-    """Producer batching."""
+    """How long a record waits for others to travel with; the proxy has its own, because its answers wait as well."""
 
 
 class PayloadSettings(Section):
@@ -188,6 +188,8 @@ class ProxySettings(Section):
     """How long an engine may take to load a version; one that takes longer leaves the rotation and the others go on."""
     engine_timeout_s: float = Field(default=300.0, gt=0)
     """One engine call."""
+    linger_ms: float = Field(default=0.0, ge=0)
+    """`kafka.linger_ms` of this process. What waits for a request under way to the broker travels together in any case."""
     max_sessions: int = Field(default=4096, ge=1)
     """Open sessions; more get 429."""
     max_inflight: int = Field(default=1024, ge=1)

@@ -33,7 +33,7 @@ def measure(
 ) -> list[PutCost]:
     """So many rounds behind one that warms up."""
     sessions = trajectories(shape, group_ids(0, groups))
-    producer = AckProducer(stage.settings.kafka, "bench-put")
+    producer = AckProducer(stage.settings.kafka, "bench-put", stage.settings.proxy.linger_ms)
     uvloop.run(_put(producer, sessions))
     costs = [_round(producer, broker_pid, sessions) for _ in range(rounds)]
     producer.close()

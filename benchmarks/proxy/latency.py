@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from benchmarks.proxy.stage import Client, Stage, client_of
 
 TOKENS = 16
+A_SESSION = 10
+"""Requests of one session; each begins a lineage of its own there."""
 _LOG = re.compile(r"^hoofprint_log_seconds_sum (\S+)$", re.MULTILINE)
 
 
@@ -29,10 +31,12 @@ async def measure(stage: Stage, peer: str | None, rounds: int = 300) -> Added:
     unlogged: list[float] = []
     other: list[float] = []
     async with client_of(stage) as client:
-        base = await client.open("latency")
-        for number in range(-20, rounds):
+        base = ""
+        for number in range(-2 * A_SESSION, rounds):
             if number == 0:
                 direct, ours, unlogged, other = [], [], [], []
+            if number % A_SESSION == 0:
+                base = await client.open(f"latency{number}")
             engine = {**_body(client, number), "return_logprob": True, "stream": True}
             direct.append(await _ms(client, stage.engine + "/generate", {**engine, "rid": f"direct{number}"}))
             before = await _log_ms(client)

@@ -62,3 +62,4 @@ def test_the_longest_lineage_that_fits_is_cut() -> None:
     cut = cut_known(json.dumps({"input_ids": [*longer, 3]}).encode(), [pack_ids(HEAD), pack_ids(longer)])
     assert cut is not None
     assert (ids_of(cut.head).tolist(), cut.body) == (longer, {"input_ids": [3]})
+    assert json.loads(cut.text + b"]") == longer

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from chat_rig import TOKENIZER, api_settings, write_tokenizer
-from proxy_rig import Proxy, running_proxy, until
+from proxy_rig import Proxy, running_proxy
 from scripted_engine import ScriptedEngine
-from update_calls import read
+from update_calls import cut_once, read
 
 from schemas.events import TokenSegment
 from schemas.tokens import ids_of
@@ -44,15 +43,6 @@ def script(engine: ScriptedEngine, spoken: str, hold_at: int) -> None:
         return [*whole[len(prompt) - start :], TOKENIZER.eos_token_id]
 
     engine.tokens = rest
-
-
-async def cut_once(proxy: Proxy, engine: ScriptedEngine, work: Any) -> Any:
-    running = asyncio.ensure_future(work)
-    await until(lambda: engine.holds, "the seam")
-    assert (await proxy.post("/v1/rollout/pause", {}))[1]["quiesced"]
-    engine.held_at = None
-    assert (await proxy.post("/v1/rollout/resume", {}))[0] == 200
-    return await running
 
 
 def sampling(stop: Any, **more: Any) -> dict[str, Any]:

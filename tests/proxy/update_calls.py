@@ -69,3 +69,13 @@ async def versions_served(proxy: Proxy, count: int = 4) -> set[str]:
         assert status == 200, reply
         seen |= set(reply["meta_info"]["hoofprint"]["versions"])
     return seen
+
+
+async def cut_once(proxy: Proxy, engine: ScriptedEngine, work: Any) -> Any:
+    """Preempt a generation where the engine holds it, and let it go on."""
+    running = asyncio.ensure_future(work)
+    await until(lambda: engine.holds, "the seam")
+    assert (await proxy.post("/v1/rollout/pause", {}))[1]["quiesced"]
+    engine.held_at = None
+    assert (await proxy.post("/v1/rollout/resume", {}))[0] == 200
+    return await running
