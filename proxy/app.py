@@ -86,7 +86,7 @@ class Parts:
         store = PayloadStore(settings.payload_url, settings.payload.fsync)
         signer = TokenSigner(signing_key(proxy.admin_key, settings.run_directory), settings.run.run_id)
         claimant = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self.ownership = Ownership(clock, settings.kafka.publish_timeout_s)
+        self.ownership = Ownership(clock, settings.kafka.publish_timeout_s, self.gate.open_session)
         self.recorder = Recorder(
             self.producer, self.ownership, store, self.table, settings, clock, self.metrics, claimant
         )
@@ -94,7 +94,7 @@ class Parts:
         recovery = Recovery(settings, self.recorder, self.ownership, store, signer, clock)
         self.access = SessionAccess(
             self.table, self.recorder, self.ownership, recovery, self.control, signer, self.limits,
-            settings.run.run_id, proxy.admin_key, clock,
+            settings.run.run_id, settings.group.size, proxy.admin_key, clock,
         )  # fmt: skip
         self.sessions = SessionApi(
             self.access, self.recorder, clock, proxy.max_body_bytes, f"{proxy.host}:{proxy.port}"

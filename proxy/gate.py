@@ -2,7 +2,7 @@
 
 An engine cannot abort requests that wait behind its own pause, so nothing is sent to a paused engine. Several reasons may
 hold the gate at a time (an update inside a pause); it is open when none is left. A pause of one session holds only that, and
-ends with it.
+ends with it, or when another proxy has claimed it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ gives out rise, and lie above every claim that it knows of and above the newest 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -94,10 +94,15 @@ class Frontier:
             self.next += 1
 
 
-class Ownership:
-    """The claims of this process. One event loop uses it."""
+def _nobody(_session_id: str) -> None:
+    pass
 
-    def __init__(self, clock: Clock, timeout_s: float) -> None:
+
+class Ownership:
+    """The claims of this process. One event loop uses it. `lost`: told of a session when another replica's claim is seen."""
+
+    def __init__(self, clock: Clock, timeout_s: float, lost: Callable[[str], None] = _nobody) -> None:
+        self._lost = lost
         self._clock = clock
         self._timeout_s = timeout_s
         self._floor = 0
@@ -155,6 +160,7 @@ class Ownership:
             holding = self._held.get(claim.session_id)
             if holding is not None and claim.epoch > holding.epoch:
                 holding.end(claim.offset)
+                self._lost(claim.session_id)
         for partition, end in ends.items():
             self._frontiers.setdefault(partition, Frontier(end)).saw(end)
         self._wake(None)

@@ -44,7 +44,7 @@ class SessionAccess:
 
     def __init__(
         self, table: SessionTable, recorder: Recorder, ownership: Ownership, recovery: Recovery, control: ControlView,
-        signer: TokenSigner, limits: Limits, run_id: str, admin_key: str, clock: Clock,
+        signer: TokenSigner, limits: Limits, run_id: str, group_size: int, admin_key: str, clock: Clock,
     ) -> None:  # fmt: skip
         self.table = table
         self._recorder = recorder
@@ -54,6 +54,7 @@ class SessionAccess:
         self._signer = signer
         self._limits = limits
         self._run_id = run_id
+        self._group_size = group_size
         self._admin_key = admin_key
         self._clock = clock
         self._turnstiles: dict[str, _Turnstile] = {}
@@ -105,7 +106,13 @@ class SessionAccess:
     def group_identity(
         self, kind: Kind, group: str, attempt: int, sample: int, instance: str | None, name: str | None = None
     ) -> Identity:
-        """A session of a group: its id is its trajectory's."""
+        """A session of a group: its id is its trajectory's. BadRequest: a group to train on has no such sample."""
+        if kind == "train" and sample >= self._group_size:
+            raise BadRequest(
+                f"sample_index must be below {self._group_size}, which is group.size",
+                field="sample_index" if name is None else "x-hoofprint-sample-index",
+                group_size=self._group_size,
+            )
         trajectory = parent_traj_id(self._run_id, group, attempt, sample)
         return Identity(name or trajectory, trajectory, kind, group, attempt, sample, instance)
 
@@ -155,8 +162,9 @@ class SessionAccess:
         session = self.table.open.get(identity.session_id)
         if session is None:
             return None
-        if session.stale_claim or (token is not None and token.epoch > session.epoch):
-            self.table.forget(session)
+        overtaken = token is not None and token.epoch > session.epoch
+        if session.stale_claim or overtaken:
+            self.table.forget(session, lost=overtaken)
             return None
         return session
 

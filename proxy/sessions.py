@@ -162,7 +162,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class SessionTable:
-    """Open sessions by id, and the last ends. `on_end`: told of every session whose try is over."""
+    """Open sessions by id, and the last ends. `on_end`: told of every session whose try is over, or that is another's now."""
 
     def __init__(self, on_end: Callable[[str], None] = _nobody) -> None:
         self.open: dict[str, Session] = {}
@@ -185,11 +185,15 @@ class SessionTable:
             if len(self.ended) > _KEPT_ENDS:
                 self.ended.popitem(last=False)
 
-    def forget(self, session: Session) -> None:
-        """This object is not the truth any more: the next call claims the session anew and reads the log."""
+    def forget(self, session: Session, *, lost: bool = False) -> None:
+        """This object is not the truth any more: the next call claims the session anew and reads the log. `lost`: another
+        replica has claimed it, as is known of one whose claim is over."""
+        name = session.identity.session_id
         session.holding.usable = False
-        if self.open.get(session.identity.session_id) is session:
-            del self.open[session.identity.session_id]
+        if self.open.get(name) is session:
+            del self.open[name]
+            if lost or session.holding.over_at is not None:
+                self.on_end(name)
 
     def of_attempt(self, group_id: str, attempt: int) -> list[Session]:
         """Open sessions of a group attempt."""

@@ -32,6 +32,7 @@ def settings_for(broker: str, directory: Path, engines: list[str], **sections: d
     tree: dict[str, Any] = {
         "run": {"run_id": f"run-{uuid.uuid4().hex[:10]}", "directory": str(directory)},
         "kafka": {"bootstrap_servers": broker, "topic_prefix": PREFIX},
+        "group": {"size": 64},
         "proxy": {"engines": engines},
     }
     for name, values in sections.items():

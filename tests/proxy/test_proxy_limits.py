@@ -141,3 +141,22 @@ async def check_gone(proxy: Proxy, opened: dict[str, Any], header: dict[str, str
                 "trajectory_gone",
                 "expired",
             )
+
+
+async def test_a_group_to_train_on_has_no_sample_beyond_its_size(
+    broker: str, tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    settings = settings_for(broker, tmp_path, [engine.url], group={"size": 4})
+    rollout = {"X-Session-Id": "s", "X-Instance-Id": "g", "X-Hoofprint-Attempt": "0"}
+    async with running_proxy(settings) as proxy:
+        for sample, kind, expected in ((3, "train", 200), (4, "train", 400), (4, "eval", 200)):
+            body = {"kind": kind, "group_id": "g", "attempt": 0, "sample_index": sample}
+            status, reply = await proxy.post("/sessions", body)
+            assert status == expected, reply
+            if expected == 400:
+                assert (reply["error"]["param"], reply["error"]["group_size"]) == ("sample_index", 4)
+        status, reply = await proxy.post("/generate", BODY, **rollout, **{"X-Hoofprint-Sample-Index": "4"})
+        assert (status, reply["error"]["param"]) == (400, "x-hoofprint-sample-index")
+        assert not engine.bodies
+        status, _ = await proxy.post("/generate", BODY, **rollout, **{"X-Hoofprint-Sample-Index": "3"})
+        assert status == 200

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_rig import Proxy, running_proxy, settings_for, until
+from proxy_rig import PATIENCE_S, Proxy, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine, token_at
 from update_calls import get
+
+from proxy.ownership import Holding
+from proxy.sessions import Identity, Session, SessionTable
 
 pytestmark = pytest.mark.broker
 
@@ -148,3 +151,32 @@ async def test_what_does_not_end_in_time_is_named_and_the_pause_holds(
         engine.go.set()
         assert (await call)[0] == 200
         await resume(proxy, one["session_id"])
+
+
+async def test_a_pause_ends_when_another_proxy_takes_the_session(
+    broker: str, tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    settings = settings_for(broker, tmp_path, [engine.url])
+    async with running_proxy(settings) as one, running_proxy(settings) as two:
+        opened, neighbour = await one.open(sample=0), await one.open(sample=1)
+        assert (await pause(one, opened["session_id"]))[0] == 200
+        held = asyncio.ensure_future(one.generate(opened, [1], 2))
+        await until(lambda: one.parts.gate.waiting, "the call at the gate")
+        there = {**opened, "base_url": opened["base_url"].replace(one.base, two.base)}
+        assert (await two.generate(there, [1, 2, 3], 2))[0] == 200
+        # the neighbour has the same partition: its record shows that somebody else writes there
+        assert (await one.generate(neighbour, [1], 2))[0] == 200
+        assert (await asyncio.wait_for(held, PATIENCE_S))[0] == 200
+        assert (await get(one, "/v1/rollout/pause_state"))["sessions"] == []
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_a_proxy_forgets_on_its_own_stays_paused(lost: bool) -> None:
+    released: list[str] = []
+    table = SessionTable(released.append)
+    session = Session(Identity("s", "t", "free"), Holding("s", 1), "", 0)
+    table.add(session)
+    if lost:
+        session.holding.end(7)
+    table.forget(session)
+    assert released == (["s"] if lost else [])
