@@ -160,7 +160,7 @@ class Conversations:
     def identify(self, call: Call, body: dict[str, Any], turn: Turn, *, one_call: bool) -> None:
         """The turn's name, and the end that comes with it."""
         turn.turn_id = text_field(call, body, "x-turn-id", "turn_id")
-        turn.end = end_of(body) or (_ONE_CALL if one_call else None)
+        turn.end = end_of(body, turn.generation.session.identity.kind) or (_ONE_CALL if one_call else None)
 
     def turn(
         self, session: Session, place: Place, context: list[int], request: ChatRequest, tokenizer: ChatTokenizer,

@@ -67,7 +67,7 @@ class NativeApi:
         sampling, asked = sampling_of(body, self._turns.temperature)
         session, one_call = await self._access.session_for(call, body)
         budget = self._turns.budget(session, len(prompt), asked)
-        end = end_of(body) or (_ONE_CALL if one_call else None)
+        end = end_of(body, session.identity.kind) or (_ONE_CALL if one_call else None)
         for field in NATIVE.unknown(body):
             self._metrics.ignored(field)
         stream, tops = bool(body.get("stream")), body.get("top_logprobs_num") or 0

@@ -21,7 +21,7 @@ from proxy.recorder import Recorder
 from proxy.recovery import CLAIMS
 from proxy.session_access import SessionAccess, interrupt
 from proxy.sessions import CLOSED_ATTEMPT, DISCARDED, EXPIRED, Identity, Session, end_error
-from proxy.turns import components_of, end_facts
+from proxy.turns import check_reward, components_of, end_facts
 from schemas.errors import (
     BadRequest,
     HoofprintError,
@@ -116,6 +116,7 @@ class SessionApi:
             raise
         if session.next_index == 0 and not session.inflight and end.status == "completed":
             raise BadRequest("the session has no steps: a completed trajectory needs one", field="session_id")
+        check_reward(end, session.identity.kind)
         interrupt(
             session, TrajectoryClosed("the trajectory was finalized", session_id=session.identity.session_id)
         )

@@ -36,7 +36,7 @@ from schemas.errors import (
     StalenessExceeded,
     TrajectoryVersionChanged,
 )
-from schemas.events import EndFacts, TokenSegment
+from schemas.events import EndFacts, Kind, TokenSegment
 from schemas.settings import ProxySettings
 from schemas.tokens import ID_TYPE
 
@@ -184,13 +184,24 @@ def place_facts(segment: TokenSegment) -> dict[str, Any]:
     }
 
 
-def end_of(body: dict[str, Any]) -> EndFacts | None:
-    """`final: true` with `end: {status, reason, reward, components}`: the segment carries the end."""
+def end_of(body: dict[str, Any], kind: Kind) -> EndFacts | None:
+    """`final: true` with `end: {status, reason, reward, components}`: the segment of a session of this kind carries the end."""
     if not body.get("final"):
         if body.get("end") is not None:
             raise BadRequest("end goes with final: true", field="end")
         return None
-    return end_facts(body.get("end") or {})
+    facts = end_facts(body.get("end") or {})
+    check_reward(facts, kind, "end.")
+    return facts
+
+
+def check_reward(end: EndFacts, kind: Kind, prefix: str = "") -> None:
+    """BadRequest: the end of what shall be trained on neither has a reward nor promises one; its group would wait for it."""
+    if kind == "train" and end.status != "failed" and end.reward is None and not end.reward_pending:
+        raise BadRequest(
+            "a trajectory of a group ends with its reward, or with reward_pending: true",
+            field=prefix + "reward",
+        )
 
 
 def end_facts(end: dict[str, Any]) -> EndFacts:

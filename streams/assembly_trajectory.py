@@ -69,11 +69,11 @@ class Trajectory:
 
     @property
     def settled(self) -> bool:
-        """Ended, every segment there, and (unless it failed) no reward outstanding."""
+        """Ended, every segment there, and (unless it failed) its reward known: nobody can train on one without."""
         end = self.end
         if end is None or any(index not in self.segments for index in range(end.segment_count)):
             return False
-        return self.failed or self.reward is not None or not end.reward_pending
+        return self.failed or self.reward is not None
 
     @property
     def newest_at(self) -> int:

@@ -41,7 +41,7 @@ def held() -> int:
 async def live_and_die(proxy: Proxy, number: int) -> None:
     """Opened, a turn, and an end in one of the ways there are."""
     opened = await proxy.open(group=f"g{number}")
-    end = {"final": True} if number % 3 == 0 else {}
+    end = {"final": True, "end": {"reward": 1.0}} if number % 3 == 0 else {}
     status, _ = await proxy.generate(opened, [1, 2, 3], 3, **end)
     assert status == 200
     if number % 3 == 1:

@@ -218,6 +218,25 @@ async def test_finalize_is_idempotent_and_closes(broker: str, tmp_path: Path, en
     assert (end.end.reward, end.end.status, end.end.segment_count) == (0.5, "completed", 1)
 
 
+async def test_what_shall_be_trained_on_does_not_end_without_a_reward(
+    broker: str, tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    settings = settings_for(broker, tmp_path, [engine.url])
+    async with running_proxy(settings) as proxy:
+        opened = await proxy.open()
+        status, reply = await proxy.generate(opened, [1], final=True)
+        assert (status, reply["error"]["field"]) == (400, "end.reward")
+        await proxy.generate(opened, [1])
+        finalize = opened["base_url"] + "/session/finalize"
+        for status_of_it in ("completed", "truncated"):
+            status, reply = await proxy.post(finalize, {"status": status_of_it})
+            assert (status, reply["error"]["field"]) == (400, "reward")
+        assert (await proxy.post(finalize, {"reward_pending": True}))[0] == 200
+        judged = await proxy.open(sample=1, kind="eval")
+        await proxy.generate(judged, [1])
+        assert (await proxy.post(judged["base_url"] + "/session/finalize", {}))[0] == 200
+
+
 async def test_finalize_aborts_what_is_in_flight(broker: str, tmp_path: Path, engine: ScriptedEngine) -> None:
     engine.held_at = 2
     settings = settings_for(broker, tmp_path, [engine.url])

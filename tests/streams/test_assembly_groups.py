@@ -54,10 +54,12 @@ def test_the_first_reward_wins() -> None:
     assert completed(feed(fresh(1), events)).trajectories[0].reward == 0.1
 
 
-def test_without_a_reward_and_none_promised_the_reward_is_none() -> None:
+def test_an_end_without_a_reward_waits_for_it_even_if_none_was_promised() -> None:
+    """A group of it could not be trained on: the trainer's statistics need every reward."""
     session = Session()
-    events = [session.segment(0, [1], [2]), session.end(1, reward=None)]
-    assert completed(feed(fresh(1), events)).trajectories[0].reward is None
+    state = fresh(1)
+    assert feed(state, [session.segment(0, [1], [2]), session.end(1, reward=None)]) == []
+    assert completed(feed(state, [session.reward(0.5)], start=2)).trajectories[0].reward == 0.5
 
 
 def test_events_of_an_older_epoch_behind_a_claim_are_void_ends_included() -> None:
