@@ -18,7 +18,7 @@ import uvicorn
 from journal.clock import system_clock
 from journal.log_setup import configure_logging
 from proxy.app import build_app
-from proxy.bounded_http import BoundedHttp
+from proxy.patient_http import patient
 from schemas.errors import ConfigError, HoofprintError
 from schemas.settings import Settings
 from schemas.settings_sections import ProxySettings
@@ -91,7 +91,7 @@ def main(settings: Settings) -> int:
         host=settings.proxy.host,
         port=settings.proxy.port,
         loop="uvloop",
-        http=BoundedHttp,
+        http=patient(settings.proxy.client_send_s),
         ws="none",
         lifespan="on",
         log_config=None,

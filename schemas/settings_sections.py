@@ -200,6 +200,8 @@ class ProxySettings(Section):
     """Larger heads get 431."""
     client_stall_s: float = Field(default=60.0, gt=0)
     """A client that leaves its answer unread for so long is cut off."""
+    client_send_s: float = Field(default=30.0, gt=0)
+    """A client that owes the head of a request, or 64 KiB more of its body, for so long is cut off."""
     max_body_bytes: int = Field(default=16_777_216, ge=1024)
     """Larger bodies get 413."""
     engine_stream_interval: int = Field(default=64, ge=1)

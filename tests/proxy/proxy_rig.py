@@ -17,7 +17,7 @@ from journal.clock import system_clock
 from journal.event_log import read_events
 from journal.reader import TopicReader
 from proxy.app import Parts, build_app
-from proxy.bounded_http import BoundedHttp
+from proxy.patient_http import patient
 from schemas.errors import HoofprintError
 from schemas.events import Event
 from schemas.settings import Settings
@@ -87,13 +87,15 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def running_proxy(settings: Settings, send_buffer: int = 0) -> AsyncIterator[Proxy]:
+async def running_proxy(
+    settings: Settings, send_buffer: int = 0, keep_alive_s: int = 5
+) -> AsyncIterator[Proxy]:
     """`send_buffer`: bytes that the kernel takes of an answer that nobody reads."""
     failures: list[HoofprintError] = []
     app = build_app(settings, system_clock, failures.append)
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, http=BoundedHttp, lifespan="on", log_config=None, access_log=False,
-        timeout_graceful_shutdown=3,
+        app, host="127.0.0.1", port=0, http=patient(settings.proxy.client_send_s), lifespan="on", log_config=None,
+        access_log=False, timeout_graceful_shutdown=3, timeout_keep_alive=keep_alive_s,
     )  # fmt: skip
     server = uvicorn.Server(config)
     port = socket.socket()
