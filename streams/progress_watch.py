@@ -36,13 +36,14 @@ _MOVES = (
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What the run waits for. `attempt`: of the group, if it is one."""
+    """What the run waits for. `attempt`: of the group, if it is one; `moved_at`: when the newest event of that occurred."""
 
     sentence: str
     waits_for: str
     attempt: Attempt | None = None
     sample_index: int | None = None
     session_id: str | None = None
+    moved_at: int = 0
 
 
 class ProgressWatch:
@@ -74,13 +75,16 @@ class ProgressWatch:
         return max(0, now_us - self._moved_at) / 1_000_000
 
     def look_at(self, state: AdmissionState, now_us: int) -> tuple[ev.Alarm, ev.GroupFailed | None] | None:
-        """None: the run moves, or this was said a short time ago."""
+        """None: the run moves, if only by tokens of a rollout that takes long, or this was said a short time ago."""
         quiet_since = max(self._moved_at, self._said_at)
         if not self._patience_us or state.ended or now_us - quiet_since < self._patience_us:
             return None
+        missing = what_is_missing(state, self._limits, self._look, self._run_id, now_us)
+        self._moved_at = max(self._moved_at, min(missing.moved_at, now_us))
+        if now_us - self._moved_at < self._patience_us:
+            return None
         self._said_at = now_us
         self.alarms += 1
-        missing = what_is_missing(state, self._limits, self._look, self._run_id, now_us)
         return self._alarm(missing, now_us), self._failure(missing, now_us)
 
     def _alarm(self, missing: Missing, now_us: int) -> ev.Alarm:
@@ -151,16 +155,18 @@ def _missing_of(
     if group is None:
         ago = _ago(admitted_at, now_us)
         return Missing(f"{name} was requested {ago} and no session of it was opened", "rollout", attempt)
+    moved_at = max(trajectory.newest_at for trajectory in group.trajectories.values())
     for index in range(limits.group_size):
         session = parent_traj_id(run_id, attempt.group_id, attempt.attempt, index)
         found = _of_sample(group, index)
         if found is None:
             what = f"{name} waits for sample {index}, for which proxy session {session} was never opened"
-            return Missing(what, "rollout", attempt, index, session)
+            return Missing(what, "rollout", attempt, index, session, moved_at)
         if not found.settled:
             what = f"{name} waits for sample {index} at proxy session {session}: {_lacks(found, now_us)}"
-            return Missing(what, "trajectory", attempt, index, session)
-    return Missing(f"{name} is all there, and the assembler does not complete it", "assembler", attempt)
+            return Missing(what, "trajectory", attempt, index, session, moved_at)
+    what = f"{name} is all there, and the assembler does not complete it"
+    return Missing(what, "assembler", attempt, moved_at=moved_at)
 
 
 def _of_sample(group: OpenGroup, index: int) -> Trajectory | None:

@@ -17,7 +17,7 @@ from schemas import topics
 from schemas.settings import KafkaSettings, Settings
 from streams import assembly
 from streams.assembly_closed import Attempt
-from streams.assembly_trajectory import Trajectory
+from streams.assembly_trajectory import Trajectory, impossible
 
 _MARGIN_US = 60_000_000
 """The broker's records carry the clocks of their writers."""
@@ -38,6 +38,7 @@ class SegmentLook:
 
     def __init__(self, settings: Settings) -> None:
         self._kafka: KafkaSettings = settings.kafka
+        self._run_id, self._group_size = settings.run.run_id, settings.group.size
 
     def started(self, since: Mapping[Attempt, int]) -> set[Attempt]:
         """Read until all of them were found, at most to the present end."""
@@ -45,7 +46,7 @@ class SegmentLook:
         for partition, attempts in self._by_partition(since).items():
             missing = dict(attempts)
             for _, event in self._session_events(partition, missing):
-                attempt = _attempt_of(event)
+                attempt = self._attempt_of(event)
                 if attempt in missing:
                     found.add(attempt)
                     del missing[attempt]
@@ -56,7 +57,22 @@ class SegmentLook:
     def assembled(self, attempt: Attempt, since_us: int) -> assembly.OpenGroup | None:
         """The attempt's events put together, but for its end: who asks wants to know what an open group holds."""
         events = (event for _, event in self._session_events(self._partition(attempt), {attempt: since_us}))
-        return put_together(event for event in events if _attempt_of(event) == attempt)
+        return put_together(event for event in events if self._attempt_of(event) == attempt)
+
+    def _attempt_of(self, event: ev.Event) -> Attempt | None:
+        """Of an event that an assembler takes; one that it buries opens nothing there, and no time-out of its would follow."""
+        if (
+            not isinstance(event, ev.SessionEvent | ev.RewardAssigned)
+            or event.run_id != self._run_id
+            or event.kind != "train"
+            or event.group_id is None
+            or event.attempt is None
+        ):
+            return None
+        elsewhere = isinstance(event, ev.TokenSegment) and event.tokens_ref is not None
+        if not elsewhere and impossible(event, self._group_size):
+            return None
+        return Attempt(event.group_id, event.attempt)
 
     def _by_partition(self, since: Mapping[Attempt, int]) -> dict[int, dict[Attempt, int]]:
         chosen: dict[int, dict[Attempt, int]] = {}
@@ -100,9 +116,3 @@ def put_together(events: Iterable[ev.Event]) -> assembly.OpenGroup | None:
             group.samples[event.sample_index] = event.parent_traj_id
             trajectory.take(event)
     return group
-
-
-def _attempt_of(event: ev.Event) -> Attempt | None:
-    if not isinstance(event, ev.SessionEvent | ev.RewardAssigned):
-        return None
-    return None if event.group_id is None or event.attempt is None else Attempt(event.group_id, event.attempt)

@@ -143,9 +143,18 @@ def test_the_alarm_comes_after_the_time_and_again_after_each_such_time() -> None
     assert dog.idle_s(220 * SECOND) == 210
 
 
+def test_a_rollout_that_takes_longer_than_the_watchdogs_time_moves_as_long_as_its_events_come() -> None:
+    """Its newest event occurred at 5 s; neither an alarm nor the end of the attempt before that is old enough."""
+    dog = watch(end_group=True, patience_s=3)
+    state = state_of([*STARTED, admitted(0)])
+    said = {second: dog.look_at(state, second * SECOND) for second in range(10)}
+    assert [second for second, what in said.items() if what is not None] == [8]
+    assert dog.idle_s(9 * SECOND) == 4
+
+
 def test_an_alarm_has_its_facts_and_by_setting_ends_the_attempt() -> None:
     state = state_of([*STARTED, admitted(0)])
-    said = watch(end_group=False).look_at(state, 61 * SECOND)
+    said = watch(end_group=False).look_at(state, 66 * SECOND)
     assert said is not None
     alarm, failure = said
     assert failure is None
@@ -155,7 +164,7 @@ def test_an_alarm_has_its_facts_and_by_setting_ends_the_attempt() -> None:
         "waits_for": "trajectory", "group_id": GROUP, "attempt": 0, "sample_index": 0, "session_id": SESSIONS[0],
         "idle_s": 61.0,
     }  # fmt: skip
-    said = watch(end_group=True).look_at(state, 61 * SECOND)
+    said = watch(end_group=True).look_at(state, 66 * SECOND)
     assert said is not None
     failure = said[1]
     assert failure is not None

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from control_log import RUN, failed
 from control_processes import Child, Surroundings
@@ -123,6 +124,15 @@ def test_a_look_finds_sessions_of_the_attempt_alone_and_puts_it_together(kafka: 
     for number, sample in ((0, 0), (1, 1)):
         around.producer.publish(claimed(around.run_id, "g", number, sample))
     around.producer.publish(claimed(around.run_id, "other", 2, 0))
+    buried = claimed(around.run_id, "g", 2, 7)  # no such sample
+    foreign = msgspec.structs.replace(claimed(around.run_id, "g", 2, 0), run_id="another")
+    judged = msgspec.structs.replace(claimed(around.run_id, "g", 2, 0), kind="eval")
+    for nothing in (
+        buried,
+        foreign,
+        judged,
+    ):  # an assembler opens no attempt for them, so that none would ever time out
+        around.producer.publish(nothing)
     asked = {Attempt("g", number): now for number in range(3)} | {Attempt("h", 0): now}
     assert look.started(asked) == {Attempt("g", 0), Attempt("g", 1)}
     group = look.assembled(Attempt("g", 1), now)
