@@ -110,7 +110,8 @@ def prepare(config: Config = None, sets: Sets = None) -> None:
     settings = load(config, tuple(sets or ()))
     wait_for_broker(settings.kafka, settings.kafka.publish_timeout_s)
     create_topics(settings.kafka)
-    configure_run(settings, settings, typer.echo)
+    if configure_run(settings, settings, typer.echo) != settings:
+        raise ConfigError("the settings are not those that the run began with", run_id=settings.run.run_id)
     typer.echo(f"run {settings.run.run_id} is ready at {settings.kafka.bootstrap_servers}")
 
 

@@ -23,6 +23,7 @@ from schemas.errors import ConfigError, InvariantBroken
 from schemas.events import EndOfBatches, Event, GroupAdmitted, RunConfigured, RunEnded, Verdict, identified
 from schemas.settings import Settings
 from schemas.topics import BATCHES, CONTROL, VERDICTS
+from stack.begun import as_begun
 from stack.checkpoints import check_model
 from stack.plan import ALL, BROKER, CHECKPOINT, ENGINE, FEEDER, PROXY, TRAINER, parts_of, resolve
 from stack.release import software_version
@@ -163,7 +164,8 @@ async def running(
         try:
             await stack.start_log()
             if PROXY in roles:
-                await asyncio.to_thread(configure_run, settings, resolved, say, clock)
+                stack.settings = await asyncio.to_thread(configure_run, settings, resolved, say, clock)
+                write_settings(stack.settings)
             supervisor.start()
             await supervisor.wait_ready()
             yield stack
@@ -175,9 +177,10 @@ async def running(
 
 def configure_run(
     settings: Settings, resolved: Settings, say: Say = print, clock: Clock = system_clock
-) -> None:
+) -> Settings:
     """Publish `RunConfigured` if the log has none of this run. The text is the settings as given: addresses and paths of
-    one machine are no part of the run. ConfigError: the run has ended."""
+    one machine are no part of the run. Gives `resolved` with what the run began with. ConfigError: the run has ended, or the
+    settings do not go with those."""
     reader = TopicReader(resolved.kafka, [CONTROL])
     try:
         found = [
@@ -193,9 +196,10 @@ def configure_run(
         )
     first = next((event for event in found if isinstance(event, RunConfigured)), None)
     if first is not None:
-        if first.settings_digest != settings.digest():
-            say("the run goes on; window, group and batch settings stay those it began with")
-        return
+        begun, changed = as_begun(resolved, first)
+        if changed:
+            say(f"the run goes on as it began: {', '.join(changed)}")
+        return begun
     event = RunConfigured(
         run_id=settings.run.run_id,
         occurred_at=clock(),
@@ -208,6 +212,7 @@ def configure_run(
         producer.publish(identified(event))
     finally:
         producer.close()
+    return resolved
 
 
 async def up(

@@ -89,10 +89,28 @@ def test_the_settings_are_published_once(settings: Settings) -> None:
 def test_a_run_that_goes_on_keeps_the_settings_it_began_with(settings: Settings) -> None:
     said: list[str] = []
     configure_run(settings, settings, said.append)
-    changed = settings.model_copy(update={"window": settings.window.model_copy(update={"keep_versions": 9})})
-    configure_run(changed, changed, said.append)
+    changed = load(
+        sets=("window.keep_versions=9", "group.size=4", "group.timeout_s=7", "batch.size=2", "feeder.eta=1"),
+        base=settings.model_dump(),
+    )
+    begun = configure_run(changed, changed, said.append)
     assert len(control(settings)) == 1
-    assert said == ["the run goes on; window, group and batch settings stay those it began with"]
+    assert (begun.window, begun.batch, begun.group.size) == (
+        settings.window,
+        settings.batch,
+        settings.group.size,
+    )
+    assert (begun.group.timeout_s, begun.feeder.eta) == (7, 1)
+    assert said == ["the run goes on as it began: window.keep_versions = 2, group.size = 8, batch.size = 8"]
+
+
+@pytest.mark.broker
+def test_settings_that_do_not_go_with_those_a_run_began_with_are_refused(settings: Settings) -> None:
+    """A feeder with fewer places than the controller's batches have groups would wait for ever."""
+    configure_run(settings, settings)
+    few = load(sets=("batch.size=2", "feeder.max_outstanding_groups=4"), base=settings.model_dump())
+    with pytest.raises(ConfigError, match="no batch could ever be filled"):
+        configure_run(few, few)
 
 
 @pytest.mark.broker
