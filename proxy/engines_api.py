@@ -2,16 +2,18 @@
 
 A drained engine gets no new generation, sessions that were at it go on elsewhere, and what it runs may end; what still runs
 after the time is aborted and resumes at another engine with its tokens. It stays out, updates leave it alone, until it is
-undrained; then it gets the current weights first. A restarted proxy knows of no drain.
+undrained; then it gets the current weights first. A restarted proxy knows its drains (`drains.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from proxy.api_fields import DRAIN
 from proxy.asgi import Call
 from proxy.catch_up import CatchUp
+from proxy.drains import Drains
 from proxy.engines import Engine
 from proxy.generation import Generation
 from proxy.generation_control import GenerationController
@@ -29,12 +31,13 @@ class EnginesApi:
 
     def __init__(
         self, access: SessionAccess, registry: EngineRegistry, catch_up: CatchUp, controller: GenerationController,
-        max_body_bytes: int, abort_s: float,
+        drains: Drains, max_body_bytes: int, abort_s: float,
     ) -> None:  # fmt: skip
         self._access = access
         self._registry = registry
         self._catch_up = catch_up
         self._controller = controller
+        self._drains = drains
         self._max_body = max_body_bytes
         self._abort_s = abort_s
 
@@ -45,7 +48,7 @@ class EnginesApi:
 
     async def drain(self, call: Call) -> None:
         """`{timeout_seconds?, force?}`. Returns when nothing runs there any more. LastEngine: no other could take over,
-        unless forced."""
+        unless forced. StoreError: it is not drained, because a restarted proxy would not know."""
         self._access.check_admin(call)
         engine = self._named(call)
         body = await call.json(self._max_body)
@@ -53,6 +56,7 @@ class EnginesApi:
         timeout_s = seconds_of(body, _DRAIN_S)
         if not body.get("force") and not any(other is not engine for other in self._registry.usable):
             raise LastEngine("no other engine could take over", engine=engine.engine_id)
+        await asyncio.to_thread(self._drains.keep, engine.engine_id, drained=True)
         engine.draining = True
         aborted = await self._empty(engine, timeout_s)
         await call.reply({**self._facts(engine), "aborted": aborted})
@@ -73,6 +77,7 @@ class EnginesApi:
         """Back into the rotation; one that is behind gets the current weights first, in the background."""
         self._access.check_admin(call)
         engine = self._named(call)
+        await asyncio.to_thread(self._drains.keep, engine.engine_id, drained=False)
         engine.draining = False
         await call.reply(self._facts(engine))
 

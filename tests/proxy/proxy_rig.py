@@ -16,7 +16,8 @@ import uvicorn
 from journal.clock import system_clock
 from journal.event_log import read_events
 from journal.reader import TopicReader
-from proxy.app import Parts, build_app
+from proxy.app import build_app
+from proxy.parts import Parts
 from proxy.patient_http import patient
 from schemas.errors import HoofprintError
 from schemas.events import Event

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from proxy_rig import Proxy, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine, token_at
 from update_calls import both_up, get, name, states, update
 
+from proxy.drains import Drains
+from schemas.errors import ConfigError
+
 pytestmark = pytest.mark.broker
 
 
-async def drain(proxy: Proxy, engine: ScriptedEngine, **body: object) -> tuple[int, dict[str, object]]:
+async def drain(proxy: Proxy, engine: ScriptedEngine, **body: object) -> tuple[int, dict[str, Any]]:
     return await proxy.post(f"/v1/engines/{name(engine)}/drain", body)
 
 
@@ -122,3 +127,39 @@ async def test_engines_are_the_admin_s(broker: str, tmp_path: Path, engine: Scri
         for verb in ("drain", "undrain"):
             assert (await proxy.post(f"/v1/engines/{name(engine)}/{verb}", {}))[0] == 401
         assert [e.draining for e in proxy.parts.registry.engines] == [False]
+
+
+async def test_a_restarted_proxy_knows_what_was_drained(
+    broker: str, tmp_path: Path, engine: ScriptedEngine, second_engine: ScriptedEngine
+) -> None:
+    settings = settings_for(broker, tmp_path, [engine.url, second_engine.url])
+    async with running_proxy(settings) as proxy:
+        await both_up(proxy)
+        assert (await drain(proxy, engine))[0] == 200
+    async with running_proxy(settings) as proxy:
+        await until(lambda: proxy.parts.registry.usable, "an engine")
+        assert (await states(proxy))[name(engine)] == "draining"
+        for sample in range(4):
+            assert (await proxy.generate(await proxy.open(sample=sample), [1], 2))[0] == 200
+        assert (len(engine.bodies), len(second_engine.bodies)) == (0, 4)
+        assert (await proxy.post(f"/v1/engines/{name(engine)}/undrain", {}))[0] == 200
+    async with running_proxy(settings) as proxy:
+        await both_up(proxy)
+
+
+async def test_a_drain_that_cannot_be_kept_is_none(
+    broker: str, tmp_path: Path, engine: ScriptedEngine, second_engine: ScriptedEngine
+) -> None:
+    settings = settings_for(broker, tmp_path, [engine.url, second_engine.url])
+    async with running_proxy(settings) as proxy:
+        await both_up(proxy)
+        (settings.run_directory / f".drained_engines.json.{os.getpid()}").mkdir()  # in the way
+        status, reply = await drain(proxy, engine)
+        assert (status, reply["error"]["code"]) == (503, "store_error")
+        await both_up(proxy)
+
+
+def test_a_file_of_drains_that_holds_something_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "drained_engines.json").write_text('{"a": 1}')
+    with pytest.raises(ConfigError, match="is not a list of engine ids"):
+        Drains(tmp_path).read()

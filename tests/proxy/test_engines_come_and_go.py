@@ -10,10 +10,12 @@ import pytest
 from proxy_process import free_port
 from proxy_rig import Proxy, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine, token_at
-from update_calls import both_up, name, nobody_looks, states, update, versions_served
+from update_calls import both_up, name, nobody_looks, read, states, update, versions_served
 
 from schemas.errors import HoofprintError
+from schemas.events import TokenSegment
 from schemas.settings import Settings
+from schemas.topics import SEGMENTS
 
 pytestmark = pytest.mark.broker
 
@@ -97,6 +99,9 @@ async def test_an_engine_that_started_anew_between_two_looks_gives_itself_away_b
         for _ in range(2):  # a label that nobody has published is looked at twice
             await catch_up.look_after(proxy.parts.registry.engines[0])
         assert await versions_served(proxy, 1) == {"v2"}
+    recorded = sorted(await read(settings, SEGMENTS, TokenSegment), key=lambda segment: segment.done_at)
+    assert [[span.version for span in segment.spans] for segment in recorded] == [["default"], ["v2"]]
+    assert [segment.version_at_dispatch for segment in recorded] == ["v2", "v2"]
 
 
 async def test_a_restarted_proxy_does_not_load_again_what_an_engine_has(
