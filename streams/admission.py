@@ -65,7 +65,7 @@ class AdmissionState:
     """Fold of `control.v1`, verdicts and batches. Every method may be told a fact any number of times.
 
     `new_at`: when the newest groups were admitted first. `ordinals`: of published versions. `published_steps`: the newest step
-    whose version was published, on the branch that survives.
+    whose version was published, on the branch that survives. `asked_step`: the newest that a batch was asked for there.
     """
 
     run_id: str
@@ -87,7 +87,9 @@ class AdmissionState:
     branch: str = ""
     branches: set[str] = field(default_factory=set)
     open_request: str | None = None
+    asked_step: int = 0
     emitted: set[str] = field(default_factory=set)
+    activations: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.finished.run_id = self.run_id
@@ -139,7 +141,10 @@ class AdmissionState:
     def on_batch_requested(self, event: ev.BatchRequested) -> None:
         """The trainer waits for a batch."""
         self.pace.asked(event.branch, event.step, event.occurred_at)
-        if event.branch == self.branch and event.batch_id not in self.emitted:
+        if event.branch != self.branch or event.step < self.asked_step:
+            return
+        self.asked_step = event.step
+        if event.batch_id not in self.emitted:
             self.open_request = event.batch_id
 
     def on_batch(self, event: ev.TrainBatch) -> None:
@@ -161,7 +166,7 @@ class AdmissionState:
         """Steps after `to_step` were not trained."""
         if event.branch not in self.branches:
             self.branches.add(event.branch)
-            self.branch, self.open_request = event.branch, None
+            self.branch, self.open_request, self.asked_step = event.branch, None, 0
             self.trained_steps = min(self.trained_steps, event.to_step)
             self.published_steps = min(self.published_steps, event.to_step)
 
@@ -177,6 +182,9 @@ class AdmissionState:
 
     def on_activated(self, event: ev.PolicyActivated) -> None:
         """An engine generates: rollouts can start. All engines change within one pause, so the last one speaks for all."""
+        if event.event_id in self.activations:
+            return
+        self.activations.add(event.event_id)
         self.activated = True
         self.active = real_version(event.version)
 
