@@ -214,7 +214,8 @@ class AdmissionState:
             return
         if event.outcome == "retry":
             group = self.open_groups.get(event.group_id)
-            if event.next_attempt is not None and (group is None or group.attempt < event.next_attempt):
+            asked = max(self.retries.get(event.group_id, 0), group.attempt if group is not None else 0)
+            if event.next_attempt is not None and event.next_attempt > asked:
                 self.retries[event.group_id] = event.next_attempt
             return
         self.finished.add(event.group_id)

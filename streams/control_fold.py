@@ -23,6 +23,7 @@ from schemas.index_set import IndexSet
 from schemas.versions import real_version
 from schemas.window import VersionWindow, WindowFacts
 from streams.control_batches import choose, enough, fills
+from streams.control_effects import RecordEffects
 from streams.control_state import ControlState, FoldSettings, OpenRequest, PendingGroup, fold_settings
 from streams.group_filters import load_filter, needs_facts, refusal
 
@@ -76,21 +77,17 @@ def _configure(state: ControlState, event: ev.RunConfigured) -> None:
     state.policy_id = event.policy_id
 
 
-class _Fold:
-    """One record being folded: the state, the cause, and the effects so far."""
+class _Fold(RecordEffects):
+    """One record being folded: the rules, and the effects so far."""
 
-    __slots__ = ("budgeted", "effects", "occurred_at", "offset", "quiet", "settings", "state")
+    __slots__ = ("budgeted", "settings")
 
     def __init__(
         self, state: ControlState, settings: FoldSettings, offset: int, occurred_at: int, quiet: bool
     ) -> None:
-        self.state = state
-        self.quiet = quiet
+        super().__init__(state, offset, occurred_at, quiet)
         self.settings = settings
-        self.offset = offset
-        self.occurred_at = occurred_at
         self.budgeted = settings.retry.policy == "budget"
-        self.effects: list[Effect] = []
 
     # --- groups ---
 
@@ -215,12 +212,12 @@ class _Fold:
             return
         self._leave(group)
         self.state.retrying[group] = attempt + 1
-        self._verdict(group, attempt, "retry", reason, facts, next_attempt=attempt + 1)
+        self.verdict(group, attempt, "retry", reason, facts, next_attempt=attempt + 1)
 
     def drop(self, group: str, attempt: int, reason: str, facts: WindowFacts) -> None:
         """Terminal."""
         self._finish(group)
-        self._verdict(group, attempt, "dropped", reason, facts)
+        self.verdict(group, attempt, "dropped", reason, facts)
 
     def _finish(self, group: str) -> None:
         """A terminal verdict follows."""
@@ -237,35 +234,6 @@ class _Fold:
         if entry is not None:
             self.state.pending_sequences -= entry.group.sequences
         return entry
-
-    def _verdict(
-        self,
-        group: str,
-        attempt: int,
-        outcome: ev.Outcome,
-        reason: str,
-        facts: WindowFacts,
-        *,
-        next_attempt: int | None = None,
-        batch_id: str | None = None,
-    ) -> None:
-        self.state.count(f"{outcome}:{reason}")
-        if self.quiet:
-            return
-        self._emit(
-            ev.Verdict,
-            group_id=group,
-            attempt=attempt,
-            outcome=outcome,
-            reason=reason,
-            next_attempt=next_attempt,
-            batch_id=batch_id,
-            current_index=facts.current_index,
-            cutoff_index=facts.cutoff_index,
-            gap_min=min(facts.gaps, default=0),
-            gap_max=max(facts.gaps, default=0),
-            gap_mean=facts.gap_mean,
-        )
 
     # --- versions and requests ---
 
@@ -316,7 +284,7 @@ class _Fold:
         if self.state.end_reason is None:
             self.state.end_reason = reason
             self.state.request = None
-            self._emit(ev.EndOfBatches, steps=self.state.steps, reason=reason)
+            self.emit(ev.EndOfBatches, steps=self.state.steps, reason=reason)
 
     def settle(self) -> None:
         """What the record made possible: batches, and the end of the dataset."""
@@ -350,42 +318,13 @@ class _Fold:
             self._stale(entry.group.group_id, entry.group.attempt, facts)
         if request is None or not chosen or not (short or fills(chosen, self.settings.batch)):
             return
-        window = state.window
-        live = tuple(window.labels[window.cutoff_index :]) if window.keep_versions else ()
-        self._emit(
-            ev.TrainBatch,
-            batch_id=request.batch_id,
-            step=request.step,
-            branch=state.branch,
-            groups=tuple(entry.group for entry, _ in chosen),
-            current_version=window.labels[-1] if window.labels else "",
-            cutoff_version=live[0] if live else "",
-            window=live,
-            short=short,
-        )
+        self.batch(request, chosen, short=short)
         state.request = None
         state.steps += 1
         for entry, facts in chosen:
             group = entry.group
             self._finish(group.group_id)
-            self._verdict(group.group_id, group.attempt, "kept", "trained", facts, batch_id=request.batch_id)
-
-    def _emit(self, effect: type[Effect], **fields: Any) -> None:
-        if self.quiet:
-            return
-        state = self.state
-        self.effects.append(
-            ev.identified(
-                effect(
-                    run_id=state.run_id,
-                    policy_id=state.policy_id,
-                    occurred_at=self.occurred_at,
-                    cause_offset=self.offset,
-                    index=len(self.effects),
-                    **fields,
-                )
-            )
-        )
+            self.verdict(group.group_id, group.attempt, "kept", "trained", facts, batch_id=request.batch_id)
 
 
 def _labels(trajectories: Sequence[ev.TrajectoryFacts]) -> list[str]:

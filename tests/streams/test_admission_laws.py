@@ -8,9 +8,11 @@ from admission_world import World
 from control_log import RUN, requested
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_feeder_admission import admitted, verdict
 
 from schemas import events as ev
 from schemas.events import Event
+from schemas.ids import group_id
 from streams.admission import AdmissionState
 
 _FACTS = (
@@ -61,3 +63,12 @@ def test_an_older_request_that_is_read_again_is_not_the_open_one() -> None:
     for event in (requested(1), requested(2), requested(1)):
         state.fold(event)
     assert state.open_request == requested(2).batch_id
+
+
+def test_an_older_retry_that_is_read_again_does_not_take_the_place_of_the_newest() -> None:
+    """The verdicts may be read ahead of the admissions; a retry that was forgotten would hold its group's place for ever."""
+    state = AdmissionState(RUN)
+    first, second = verdict(0, "retry"), verdict(0, "retry", attempt=1)
+    for event in (first, second, first, admitted(0), admitted(0, 1)):
+        state.fold(event)
+    assert state.retries == {group_id(RUN, 0, 0): 2}
