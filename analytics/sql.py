@@ -9,12 +9,17 @@ import duckdb
 import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from analytics.catalog import connect, query_names, query_text
 from schemas.errors import ArchiveError
 
 MAX_ROWS = 200
 PROMPT = "hoofprint> "
+_LONGEST = 120
+"""Characters of a cell."""
+_BYTES = 32
+"""Bytes of a value that are shown."""
 
 
 def run_query(run_dir: Path, query: str) -> pa.Table:
@@ -51,7 +56,7 @@ def rich_table(rows: pa.Table, title: str | None = None) -> Table:
         )
         shown.add_column(field.name, justify="right" if numeric else "left", overflow="fold")
     for row in rows.slice(0, MAX_ROWS).to_pylist():
-        shown.add_row(*(_text(value) for value in row.values()))
+        shown.add_row(*(Text(_text(value)) for value in row.values()))
     return shown
 
 
@@ -97,5 +102,20 @@ def _prompted(console: Console) -> Iterable[str]:
 def _text(value: object) -> str:
     if value is None:
         return ""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 120 else text[:119] + "…"
+    text = f"{value:.6g}" if isinstance(value, float) else str(_readable(value))
+    text = text.replace("\x1b", "␛")  # an agent's text shall not command the reader's terminal
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _readable(value: object) -> object:
+    """Bytes as the text that they are, else in hexadecimal and with their number; also inside lists and structs."""
+    if isinstance(value, bytes):
+        text = value[:_LONGEST].decode("utf-8", "replace")
+        if text.isprintable() and "\ufffd" not in text[:-1]:
+            return text
+        return f"0x{value[:_BYTES].hex()}{'…' if len(value) > _BYTES else ''} ({len(value)} bytes)"
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _readable(item) for key, item in value.items()}
+    return value

@@ -68,6 +68,10 @@ __all__ = [
 
 ENV_PREFIX = "HOOFPRINT_"
 ENV_DELIMITER = "__"
+_WRITTEN_BY_UP = (
+    "; a run's settings.json has the addresses of one start in it: it is for `hoofprint part --settings`, and `hoofprint up`"
+    " goes on with a run by the TOML file that it was started with"
+)
 
 
 class Settings(BaseModel):
@@ -200,7 +204,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
     except OSError as unreadable:
         raise ConfigError(f"{file} cannot be read: {unreadable.strerror}", file=str(file)) from unreadable
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as wrong:
-        raise ConfigError(f"{file} is not TOML: {wrong}", file=str(file)) from wrong
+        hint = _WRITTEN_BY_UP if file.suffix == ".json" else ""
+        raise ConfigError(f"{file} is not TOML: {wrong}{hint}", file=str(file)) from wrong
 
 
 class _Named(BaseSettings, Settings):  # type: ignore[misc]  # both configurations fit together here

@@ -17,7 +17,9 @@ Run = Annotated[str, typer.Argument(help="Run directory, or the id of a run unde
 
 
 def sql(
-    run: Run,
+    run: Annotated[
+        str | None, typer.Argument(help="Run directory, or the id of a run under ./runs; --named needs none.")
+    ] = None,
     query: Annotated[
         str | None, typer.Argument(help="SQL, or the name of a query; without: a small shell")
     ] = None,
@@ -27,13 +29,14 @@ def sql(
     from analytics.catalog import query_names
     from analytics.sql import rich_table, run_query, sql_shell
 
-    directory = find_run(run)
     if named:
         typer.echo("\n".join(query_names()))
+    elif run is None:
+        raise ConfigError("sql wants a RUN: a run directory, or the id of a run under ./runs")
     elif query is None:
-        sql_shell(directory)
+        sql_shell(find_run(run))
     else:
-        _console().print(rich_table(run_query(directory, query)))
+        _console().print(rich_table(run_query(find_run(run), query)))
 
 
 def report(run: Run) -> None:

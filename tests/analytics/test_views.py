@@ -11,7 +11,7 @@ from rich.console import Console
 from synthetic_run import group_name, small_run, write_archive
 
 from analytics.catalog import connect, query_names
-from analytics.sql import execute, run_query, sql_shell
+from analytics.sql import execute, rich_table, run_query, sql_shell
 from schemas import events as ev
 from schemas import ids
 from schemas.errors import ArchiveError
@@ -142,6 +142,25 @@ def test_the_shell_answers_names_and_statements_and_survives_errors(run_dir: Pat
     assert "the query failed" in shown
     assert "42" in shown
     assert "7" not in shown.split("42")[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("'group-0'::BLOB", "group-0"),
+        ("'\\xC3\\x01\\xFF'::BLOB", "0xc301ff (3 bytes)"),
+        ("repeat('\\x00'::BLOB::VARCHAR, 40)::BLOB", f"0x{'00' * 32}… (40 bytes)"),
+        ("[{'key': 'a', 'value': '\\x01'::BLOB}]", "[{'key': 'a', 'value': '0x01 (1 bytes)'}]"),
+        ("'[/not] [red]markup'", "[/not] [red]markup"),
+        ("chr(27) || '[2J'", "␛[2J"),
+    ],
+)
+def test_a_cell_shows_bytes_as_text_or_hexadecimal_and_obeys_nobody(
+    run_dir: Path, value: str, shown: str
+) -> None:
+    out = io.StringIO()
+    Console(file=out, width=200).print(rich_table(run_query(run_dir, f"SELECT {value} AS cell")))
+    assert out.getvalue().splitlines()[3].strip("│ ") == shown
 
 
 def test_without_an_archive_there_is_one_clear_error(tmp_path: Path) -> None:

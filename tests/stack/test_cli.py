@@ -64,6 +64,7 @@ def test_config_shows_what_file_and_set_result_in(tmp_path: Path) -> None:
         (("part", "nobody"), "there is no part nobody"),
         (("part", "proxy", "--settings", "/no/such/settings.json"), "no settings at /no/such/settings.json"),
         (("sql", "no-such-run"), "there is no run no-such-run"),
+        (("sql",), "sql wants a RUN"),
         (("replay", "no-such-run", "--verify"), "there is no run no-such-run"),
     ],
 )
@@ -73,6 +74,26 @@ def test_a_mistake_is_one_sentence_and_status_2(arguments: tuple[str, ...], sent
     assert sentence in answer.stderr
     assert answer.stderr.startswith("error: ")
     assert "Traceback" not in answer.stderr
+
+
+def test_the_named_queries_are_listed_without_a_run() -> None:
+    answer = hoofprint("sql", "--named")
+    assert answer.exit_code == 0
+    assert "drift_by_lag" in answer.stdout.splitlines()
+
+
+def test_a_run_s_own_settings_are_no_configuration_and_the_error_says_what_is(tmp_path: Path) -> None:
+    written = write_settings(_prepared(tmp_path))
+    answer = hoofprint("up", "--config", str(written))
+    assert answer.exit_code == 2
+    assert "hoofprint part --settings" in answer.stderr
+    assert "TOML file that it was started with" in answer.stderr
+
+
+def _prepared(tmp_path: Path) -> Settings:
+    settings = Settings.model_validate({"run": {"run_id": "r", "directory": str(tmp_path)}})
+    settings.run_directory.mkdir()
+    return settings
 
 
 def test_a_mistake_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
