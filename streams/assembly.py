@@ -136,13 +136,8 @@ def tick(state: Assembly, now_us: int) -> list[Effect]:
 def drop_closed(state: Assembly) -> None:
     """Groups that others have closed meanwhile (a verdict, another worker's result) are open no longer."""
     state.closings_seen, news = state.closed.since(state.closings_seen)
-    if news is None:
-        gone = [a for a in state.groups if a in state.closed]
-    else:
-        highest: dict[str, int] = {}
-        for group, attempt in news:
-            highest[group] = max(attempt, highest.get(group, attempt))
-        gone = [a for a in state.groups if highest.get(a.group_id, -1) >= a.attempt]
+    touched = None if news is None else {attempt.group_id for attempt in news}
+    gone = [a for a in state.groups if (touched is None or a.group_id in touched) and a in state.closed]
     for late in gone:
         del state.groups[late]
         state.counts["closed_by_others"] += 1

@@ -63,18 +63,21 @@ def test_our_own_names_are_kept_as_numbers(epoch: int, prompt: int) -> None:
     assert compact.passes[epoch].bounds == [prompt, prompt + 1]
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=30), st.booleans())
-def test_closed_attempts_close_those_before_them(closings: list[tuple[int, int]], ours: bool) -> None:
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.booleans()), max_size=30), st.booleans())
+def test_a_verdict_closes_the_attempts_before_it_and_an_end_its_own_alone(
+    closings: list[tuple[int, int, bool]], ours: bool
+) -> None:
     def name(group: int) -> str:
         return group_id("run", 0, group) if ours else f"somebody-{group}"
 
-    closed, highest = ClosedAttempts("run"), dict[int, int]()
-    for group, number in closings:
-        closed.add(Attempt(name(group), number))
-        highest[group] = max(number, highest.get(group, -1))
+    closed = ClosedAttempts("run")
+    expected = set[tuple[int, int]]()
+    for group, number, decided in closings:
+        (closed.decide if decided else closed.add)(Attempt(name(group), number))
+        expected |= {(group, before) for before in range(number + 1)} if decided else {(group, number)}
     for group in range(8):
         for number in range(5):
-            assert (Attempt(name(group), number) in closed) == (highest.get(group, -1) >= number)
+            assert (Attempt(name(group), number) in closed) == ((group, number) in expected)
 
 
 def test_closed_attempts_of_a_long_run_take_no_more_room_than_those_of_a_short_one() -> None:

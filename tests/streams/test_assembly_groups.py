@@ -172,6 +172,15 @@ def test_another_run_with_a_group_of_the_same_name_closes_nothing() -> None:
     assert completed(feed(fresh(1, closed=closed), flat(group(size=1)))).attempt == Attempt("g", 0)
 
 
+def test_the_end_of_an_attempt_that_nobody_admitted_leaves_the_running_one_alone() -> None:
+    state = fresh(1)
+    odd = Session(attempt=9)
+    feed(state, [Session().claim()])
+    assert failed(feed(state, [odd.claim(), odd.end(0, status="failed")], start=1)).attempt == 9
+    drop_closed(state)
+    assert completed(feed(state, flat(group(size=1)), start=3)).attempt == Attempt("g", 0)
+
+
 def test_a_reason_of_any_length_fits_into_the_facts_of_a_group() -> None:
     long = "r" * 100_000
     events = [event for index in range(2) for event in
@@ -197,7 +206,7 @@ def test_however_many_others_were_closed_a_closed_group_is_found(others: int) ->
     feed(state, flat(group(size=1)))
     for number in range(others // 2):
         state.closed.add(Attempt(f"before-{number}", 0))
-    state.closed.add(Attempt("g", 1))  # a later attempt closes this one as well
+    state.closed.decide(Attempt("g", 1))  # the verdict of a later attempt closes this one as well
     for number in range(others // 2):
         state.closed.add(Attempt(f"behind-{number}", 0))
     drop_closed(state)
