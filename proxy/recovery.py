@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import structlog
@@ -128,10 +129,11 @@ class Recovery:
         while self._queue:
             await asyncio.sleep(_GATHER_S)
             batch, self._queue = self._queue, []
-            try:
-                await asyncio.to_thread(self._read, batch)
-            except Exception as failure:  # noqa: BLE001 — belongs to those who wait, whatever it is
-                _resolve(batch, lambda wanted, failure=failure: wanted.found.set_exception(failure))  # type: ignore[misc]
+            reading = asyncio.ensure_future(asyncio.to_thread(self._read, batch))
+            await asyncio.wait((reading,))
+            failure = reading.exception()  # it belongs to those who wait, whatever it is
+            if failure is not None:
+                _resolve(batch, partial(_fail, failure))
             else:
                 _resolve(batch, _Wanted.give)
 
@@ -174,6 +176,10 @@ def _resolve(batch: list[_Wanted], give: Callable[[_Wanted], None]) -> None:
     for wanted in batch:
         if not wanted.found.done():
             give(wanted)
+
+
+def _fail(failure: BaseException, wanted: _Wanted) -> None:
+    wanted.found.set_exception(failure)
 
 
 def _inline(segment: TokenSegment, store: PayloadStore) -> TokenSegment:
