@@ -89,12 +89,14 @@ class AssemblerWorker:
     def tick(self, read_to_end: Callable[[int, int], bool]) -> None:
         """Time-outs and attempts closed elsewhere. `read_to_end(partition, next_offset)`: nothing is left to read.
 
-        While records are left, only what they say is late is late: after a pause the log itself shows what had come.
+        While records are left, only what they say is late is late: after a pause the log itself shows what had come. One
+        record from the future, of a writer whose clock is wrong, does not make it later than it is.
         """
+        now = self._clock()
         for partition, state in self._partitions.items():
             assembly.drop_closed(state)
             current = state.next_offset is not None and read_to_end(partition, state.next_offset)
-            late = assembly.tick(state, self._clock() if current else state.newest_at)
+            late = assembly.tick(state, now if current else min(state.newest_at, now))
             self._emit(state, [effect for effect in late if isinstance(effect, assembly.Failed)])
 
     def forget(self) -> None:

@@ -128,7 +128,12 @@ def skip(state: Assembly, offset: int) -> None:
 
 
 def tick(state: Assembly, now_us: int) -> list[Effect]:
-    """Groups whose time is over fail. `now_us`: the clock once the partition is read to its end, else `newest_at`."""
+    """Groups whose time is over fail. `now_us`: the clock once the partition is read to its end, else at most `newest_at`.
+
+    An event from the future, of a writer whose clock is wrong, would never be too old: its group's time begins now.
+    """
+    for group in state.groups.values():
+        group.first_at = min(group.first_at, now_us)
     late = [a for a, group in state.groups.items() if group.first_at + state.rules.timeout_us <= now_us]
     return [_fail(state, attempt, "timeout", None) for attempt in late]
 

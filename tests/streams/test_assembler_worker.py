@@ -209,6 +209,22 @@ def test_while_records_are_left_only_the_log_says_what_is_late(bench: Bench) -> 
     assert [type(event) for event in bench.outbox.events] == [ev.GroupFailed]
 
 
+def test_a_writer_whose_clock_is_wrong_ends_no_other_group_and_its_own_in_time(bench: Bench) -> None:
+    claim = Session("g").claim()
+    ahead = msgspec.structs.replace(Session("ahead").claim(), occurred_at=claim.occurred_at + 1000 * SECOND)
+    bench.take([claim, ahead])
+    bench.now = claim.occurred_at + 5 * SECOND
+    for to_the_end in (False, True):
+        bench.worker.tick(lambda _partition, _offset, read=to_the_end: read)  # type: ignore[misc]
+    assert bench.outbox.events == []
+    bench.now += 10 * SECOND
+    bench.worker.tick(lambda _partition, _offset: True)
+    assert {event.group_id for event in bench.outbox.events if isinstance(event, ev.GroupFailed)} == {
+        "g",
+        "ahead",
+    }
+
+
 def test_after_a_seek_what_was_sent_is_not_sent_again_and_holds_the_mark_until_it_is_acknowledged(
     bench: Bench,
 ) -> None:
