@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import ipaddress
+import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import structlog
@@ -29,6 +31,13 @@ _GRACE_S = 3
 CANNOT_WORK = 2
 _COLLECT = (20_000, 20, 50)
 """A turn makes some hundred objects and leaves no cycles; the default looks for some with every other turn."""
+
+
+def _without_torch() -> None:
+    """transformers brings torch with the first tokenizer, where it finds it: 0.7 GB and seconds of a request, and nothing here
+    computes."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def check_exposure(proxy: ProxySettings) -> None:
@@ -78,6 +87,7 @@ def main(settings: Settings) -> int:
     except ConfigError as unsafe:
         log.error("proxy_ends", error=unsafe)  # noqa: TRY400 — its place in the code tells nobody anything
         return CANNOT_WORK
+    _without_torch()
     gc.freeze()  # what was imported stays: no collection shall look through it again and again
     gc.set_threshold(*_COLLECT)
     servers: list[Server] = []

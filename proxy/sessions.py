@@ -28,6 +28,7 @@ from schemas.versions import distinct_real
 
 if TYPE_CHECKING:
     from proxy.generation import Generation
+    from proxy.tokens_auth import SessionToken
 
 EXPIRED, CLOSED_ATTEMPT, DISCARDED = "expired", "attempt_closed", "discarded"
 _REFUSALS = {error.code: error for error in (StalenessExceeded, TrajectoryVersionChanged)}
@@ -59,6 +60,8 @@ class Session:
         self.born = 0
         """Epoch of the restart that this try of the trajectory began with: older tokens belong to a try that is void."""
         self.token = token
+        self.shown: tuple[str, SessionToken] | None = None
+        """The last token that was shown for it, and what it says: it is shown with every call, and checked once."""
         self.used_at = now
         self.next_index = 0
         self.started = False

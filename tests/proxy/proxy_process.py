@@ -41,6 +41,11 @@ class ProxyProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
+    def pid(self) -> int:
+        assert self._child is not None
+        return self._child.pid
+
+    @property
     def said(self) -> str:
         """Its log."""
         return self._log.read_text()
