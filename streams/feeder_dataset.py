@@ -40,9 +40,11 @@ def load_prompts(settings: Settings) -> Sequence[Mapping[str, Any]]:
 def prompt_text(prompt: Mapping[str, Any]) -> str:
     """Canonical JSON text. ConfigError: something in it is no JSON."""
     try:
-        return json.dumps(prompt, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(prompt, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()  # half a surrogate pair is a text of Python's, and of nobody else's
     except (TypeError, ValueError) as wrong:
         raise ConfigError(f"a prompt is no JSON: {wrong}", prompt=repr(prompt)[:200]) from wrong
+    return text
 
 
 def prompt_digest(text: str) -> str:
@@ -56,7 +58,8 @@ def _is_file(source: str) -> bool:
 
 def _from_file(file: Path) -> Sequence[Mapping[str, Any]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # not by `splitlines`: JSON's texts may hold U+2028 and others of its line ends as they are
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as unreadable:
         raise ConfigError(
             f"the dataset {file} cannot be read: {unreadable}", dataset=str(file)
@@ -66,12 +69,17 @@ def _from_file(file: Path) -> Sequence[Mapping[str, Any]]:
         if not line.strip():
             continue
         try:
-            prompts.append(json.loads(line))
-        except json.JSONDecodeError as wrong:
+            prompts.append(json.loads(line, parse_constant=_no_number))
+        except ValueError as wrong:
             raise ConfigError(
-                f"{file}, line {number}, is no JSON: {wrong.msg}", dataset=str(file), line=number
+                f"{file}, line {number}, is no JSON: {wrong}", dataset=str(file), line=number
             ) from wrong
     return prompts
+
+
+def _no_number(name: str) -> float:
+    """Python would read it, and the canonical text could not say it."""
+    raise ValueError(f"{name} is no number")
 
 
 def _from_function(source: str, settings: Settings) -> Sequence[Mapping[str, Any]]:

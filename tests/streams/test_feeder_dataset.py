@@ -37,6 +37,28 @@ def test_a_file_gives_one_prompt_per_line(tmp_path: Path) -> None:
     assert list(load_prompts(dataset_is(str(file)))) == [{"q": "ä"}, {"q": 2}]
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x7f", "\ufeff"])
+def test_a_text_may_hold_what_python_takes_for_a_line_end(tmp_path: Path, mark: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    prompts = [{"q": f"a{mark}b"}, {"q": "c"}]
+    lines = [json.dumps(prompt, ensure_ascii=False) for prompt in prompts]
+    file.write_text("\ufeff" + "\r\n".join(lines), encoding="utf-8")
+    assert list(load_prompts(dataset_is(str(file)))) == prompts
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity"])
+def test_what_is_no_json_is_refused_before_the_run_begins(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"q": 1}}\n{{"q": {value}}}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"line 2.*{value} is no number"):
+        load_prompts(dataset_is(str(file)))
+
+
+def test_half_a_surrogate_pair_has_no_text() -> None:
+    with pytest.raises(ConfigError, match="no JSON"):
+        prompt_text({"q": json.loads('"\\ud800"')})
+
+
 def test_a_function_is_given_the_settings_if_it_wants_them(module: Any) -> None:
     module.plain = lambda: [{"n": 1}]
     module.by_seed = lambda settings: [{"seed": settings.run.seed}]
