@@ -36,7 +36,7 @@ def _real_text(label: str) -> str | None:
 def distinct_real(labels: Iterable[object]) -> list[str]:
     """Real labels in the order in which they were first seen."""
     seen: dict[str, None] = {}
-    for label in labels:
+    for label in dict.fromkeys(labels):
         real = real_version(label)
         if real is not None:
             seen.setdefault(real)

@@ -191,7 +191,9 @@ def _assemble(
         return [Rejected(reason)]
     if group is None:
         group = state.groups[attempt] = OpenGroup(offset, event.occurred_at, event.policy_id)
-    trajectory = group.trajectories.setdefault(event.parent_traj_id, Trajectory(event.parent_traj_id))
+    trajectory = group.trajectories.get(event.parent_traj_id)
+    if trajectory is None:
+        trajectory = group.trajectories[event.parent_traj_id] = Trajectory(event.parent_traj_id)
     if isinstance(event, ev.RewardAssigned):
         outcome = trajectory.take_reward(event)
     else:

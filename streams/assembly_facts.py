@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from schemas.events import TokenSegment, TrajectoryFacts
 from schemas.versions import distinct_real, real_version
@@ -20,20 +21,24 @@ LONGEST_REASON = 256
 """Whoever ends a trajectory may say what he likes, and a group of a thousand of them is told in one record."""
 
 
-def trajectory_version(labels_by_segment: Iterable[tuple[int, Iterable[object]]]) -> str:
-    """Per segment, in log order: its index and the labels of its spans, in order. "" if none is real."""
-    best: tuple[int, str] | None = None
+def trajectory_version(labels_by_segment: Iterable[tuple[int, Sequence[str]]]) -> str:
+    """Per segment, in log order or, where no index is there twice, in any: its index and the labels of its spans, in order.
+    "" if none is real."""
+    best, version = -1, ""
     for index, labels in labels_by_segment:
-        real = [label for label in map(real_version, labels) if label is not None]
-        if real and (best is None or index >= best[0]):
-            best = index, real[-1]
-    return best[1] if best else ""
+        if index < best:
+            continue
+        for label in reversed(labels):
+            if (real := real_version(label)) is not None:
+                best, version = index, real
+                break
+    return version
 
 
 def abandoned(segments: Sequence[TokenSegment]) -> frozenset[int]:
     """Indices of the segments whose answer the client never received."""
     if len({(s.parent_segment_index, s.request_digest) for s in segments}) == len(segments):
-        return frozenset()  # nearly always, and asked twice for every trajectory
+        return frozenset()  # nearly always
     alike: dict[tuple[int | None, str], list[TokenSegment]] = defaultdict(list)
     for segment in segments:
         alike[segment.parent_segment_index, segment.request_digest].append(segment)
@@ -57,28 +62,32 @@ def ordered_segments(trajectory: Trajectory) -> list[TokenSegment]:
 def facts_of(trajectory: Trajectory, sequences: int) -> TrajectoryFacts:
     """Facts of a trajectory as far as it is known; `sequences`: how many rows of the payload are its own."""
     segments = ordered_segments(trajectory)
-    left = abandoned(segments)
-    live = [segment for segment in segments if segment.segment_index not in left]
-    digest = hashlib.sha256()
-    for segment in live:
-        digest.update(segment.output_ids)
+    return facts_of_segments(trajectory, segments, abandoned(segments), sequences)
+
+
+def facts_of_segments(
+    trajectory: Trajectory, segments: Sequence[TokenSegment], left: frozenset[int], sequences: int
+) -> TrajectoryFacts:
+    """The same of its segments in order, of which `left` are abandoned."""
+    live = [s for s in segments if s.segment_index not in left] if left else segments
+    labels = [(s.segment_index, [span.version for span in s.spans]) for s in live]
     end = trajectory.end
     assert trajectory.sample_index is not None  # only trajectories with a session event are told about
     return TrajectoryFacts(
         parent_traj_id=trajectory.parent_traj_id,
         sample_index=trajectory.sample_index,
-        version=trajectory_version((s.segment_index, (span.version for span in s.spans)) for s in live),
-        versions=tuple(distinct_real(span.version for s in live for span in s.spans)),
+        version=trajectory_version(reversed(labels)),
+        versions=tuple(distinct_real(chain.from_iterable(own for _, own in labels))),
         reward=trajectory.reward,
         status=end.status if end else "failed",
         reason=end.reason[:LONGEST_REASON] if end else "unfinished",
         segments=len(segments),
         sequences=sequences,
-        output_tokens=sum(len(s.output_ids) for s in live) // 4,
-        context_tokens=sum(len(s.context_ids) for s in live) // 4,
-        preemptions=sum(s.preemptions for s in segments),
+        output_tokens=sum([len(s.output_ids) for s in live]) // 4,
+        context_tokens=sum([len(s.context_ids) for s in live]) // 4,
+        preemptions=sum([s.preemptions for s in segments]),
         abandoned_segments=len(left),
-        tokens_digest=digest.hexdigest(),
+        tokens_digest=hashlib.sha256(b"".join([s.output_ids for s in live])).hexdigest(),
         started_at=trajectory.started_at or trajectory.newest_at,
         ended_at=trajectory.ended_at,
     )

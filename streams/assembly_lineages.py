@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from schemas.errors import SchemaError
 from schemas.events import TokenSegment, TrajectoryFacts
-from schemas.tokens import ids_of, logprobs_of
 from schemas.versions import real_version
-from streams.assembly_facts import abandoned, facts_of, ordered_segments
+from streams.assembly_facts import abandoned, facts_of_segments, ordered_segments
 from streams.assembly_trajectory import Trajectory
+
+_WIDTH = 4  # bytes of an id, of a log-prob and of a version's code
+_NO_CODE = b"\xff" * _WIDTH  # -1
 
 
 class TokenSequence(NamedTuple):
@@ -54,10 +56,10 @@ class _Columns(NamedTuple):
 
 def sequences_of(trajectory: Trajectory) -> tuple[TrajectoryFacts, list[TokenSequence]]:
     """Facts and sequences of a settled trajectory; a failed one gives no sequence. SchemaError: its lineages cannot be."""
-    if trajectory.failed:
-        return facts_of(trajectory, 0), []
     segments = ordered_segments(trajectory)
     left = abandoned(segments)
+    if trajectory.failed:
+        return facts_of_segments(trajectory, segments, left, 0), []
     by_lineage: dict[str, list[TokenSegment]] = {}
     for segment in segments:
         by_lineage.setdefault(segment.lineage_id, []).append(segment)
@@ -75,7 +77,7 @@ def sequences_of(trajectory: Trajectory) -> tuple[TrajectoryFacts, list[TokenSeq
         columns = _columns(path, trainable)
         if columns.loss_mask.any():
             built.append((max(trainable), lineage_id, path, columns))
-    facts = facts_of(trajectory, len(built))
+    facts = facts_of_segments(trajectory, segments, left, len(built))
     anchor = max((last for last, *_ in built), default=-1)
     rows = [_row(facts, trajectory, lineage, last == anchor, path, c) for last, lineage, path, c in built]
     return facts, rows
@@ -102,49 +104,54 @@ def _path(segments: Sequence[TokenSegment], leaf: int) -> list[TokenSegment]:
 
 
 def _columns(path: Sequence[TokenSegment], trainable: set[int]) -> _Columns:
-    room = sum(len(s.context_ids) + len(s.output_ids) for s in path) // 4
-    tokens = np.empty(room, np.int32)
-    mask = np.zeros(room, np.uint8)
-    logprobs = np.zeros(room, np.float32)
-    codes = np.full(room, -1, np.int32)
+    """Put together as bytes: an array's operation costs as much as a turn has tokens to copy."""
+    tokens, mask, logprobs, codes = bytearray(), bytearray(), bytearray(), bytearray()
     labels: dict[str, int] = {}
-    at, cuts = 0, False
+    cuts = False
     for segment in path:
-        cuts = cuts or segment.branch_point not in (None, at)
-        at = _cut(segment, at, mask, logprobs, codes)
-        context, output = ids_of(segment.context_ids), ids_of(segment.output_ids)
-        tokens[at : at + context.size] = context
-        at += context.size
-        stop = at + output.size
-        tokens[at:stop] = output
-        logprobs[at:stop] = logprobs_of(segment.output_logprobs)
-        mask[at:stop] = segment.segment_index in trainable
+        if segment.branch_point is not None:
+            cuts = _cut(segment, tokens, mask, logprobs, codes) or cuts
+        context, output = len(segment.context_ids) // _WIDTH, len(segment.output_ids) // _WIDTH
+        tokens += segment.context_ids
+        tokens += segment.output_ids
+        logprobs += bytes(len(segment.context_ids))
+        logprobs += segment.output_logprobs
+        mask += b"\0" * context
+        mask += (b"\1" if segment.segment_index in trainable else b"\0") * output
+        codes += _NO_CODE * context
         for span in segment.spans:
-            version = real_version(span.version)
-            if version is not None and span.stop > span.start:
-                codes[at + span.start : at + span.stop] = labels.setdefault(version, len(labels))
-        at = stop
-    columns = _Columns(tokens[:at], mask[:at], logprobs[:at], codes[:at], tuple(labels))
+            if span.stop > span.start:
+                codes += _code(span.version, labels) * (span.stop - span.start)
+    columns = _Columns(
+        np.frombuffer(tokens, np.int32), np.frombuffer(mask, np.uint8), np.frombuffer(logprobs, np.float32),
+        np.frombuffer(codes, np.int32), tuple(labels),
+    )  # fmt: skip
     return _used_versions(columns) if cuts else columns
 
 
+def _code(label: str, labels: dict[str, int]) -> bytes:
+    """Of one token; the first token of a version gives it its number."""
+    version = real_version(label)
+    return _NO_CODE if version is None else labels.setdefault(version, len(labels)).to_bytes(_WIDTH, "little")
+
+
 def _cut(
-    segment: TokenSegment,
-    at: int,
-    mask: NDArray[np.uint8],
-    logprobs: NDArray[np.float32],
-    codes: NDArray[np.int32],
-) -> int:
-    """Where the segment begins; what is cut off is as if it had never been written."""
-    cut = segment.branch_point
-    if cut is None or cut == at:
-        return at
-    if cut > at:
+    segment: TokenSegment, tokens: bytearray, mask: bytearray, logprobs: bytearray, codes: bytearray
+) -> bool:
+    """Whether the parent's end goes, because the segment begins before it. SchemaError: it begins behind it."""
+    cut, there = segment.branch_point, len(mask)
+    if cut is None or cut == there:
+        return False
+    if cut > there:
         raise SchemaError(
-            f"segment {segment.segment_index} branches beyond its parent", branch_point=cut, parent_tokens=at
+            f"segment {segment.segment_index} branches beyond its parent",
+            branch_point=cut,
+            parent_tokens=there,
         )
-    mask[cut:at], logprobs[cut:at], codes[cut:at] = 0, 0.0, -1
-    return cut
+    del mask[cut:]
+    for column in (tokens, logprobs, codes):
+        del column[cut * _WIDTH :]
+    return True
 
 
 def _used_versions(columns: _Columns) -> _Columns:
