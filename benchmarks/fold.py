@@ -17,7 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from benchmarks import fold_feeder
 from benchmarks.figures import Figure, publish
 from journal.producer import AckProducer
 from journal.reader import Record
@@ -33,6 +35,7 @@ from streams.control_output import Written, holds, records_until
 from streams.control_snapshot import Snapshots
 from streams.control_state import ControlState
 from streams.control_worker import ControllerWorker
+from streams.feeder_dataset import prompt_digest, prompt_text
 
 RUN = "bench"
 GROUPS = 50_000
@@ -63,7 +66,7 @@ def events(groups: int) -> Iterator[Event]:
         yield identified(
             ev.GroupAdmitted(
                 run_id=RUN, occurred_at=2, group_id=group, attempt=0, group_size=SIZE, prompt_index=index, dataset_epoch=0,
-                prompt_digest=f"{index:064x}",
+                prompt_digest=prompt_digest(prompt_text(prompt_of(index))),
             )
         )  # fmt: skip
         yield _completed(group, version)
@@ -71,6 +74,11 @@ def events(groups: int) -> Iterator[Event]:
             step = index // BATCH + 1
             version = f"v{step:06d}"
             yield from _step(step)
+
+
+def prompt_of(index: int) -> dict[str, Any]:
+    """Of the dataset."""
+    return {"prompt": index}
 
 
 def _step(step: int) -> Iterator[Event]:
@@ -133,10 +141,19 @@ def measure(kafka: KafkaSettings, scratch: Path) -> tuple[dict[str, float], int]
     del records
     rounds = [one_round(kafka, raw, snapshots, scratch) for _ in range(ROUNDS)]
     seconds = {name: statistics.median(took[name] for took in rounds) for name in rounds[0]}
+    seconds["start of the feeder"] = feeder_seconds(kafka, raw, scratch)
     states = [skimmed(kafka, end, None), skimmed(kafka, end, snapshots)]
     if {state.digest() for state in states} != {whole}:
         raise SystemExit("a start gives another state than the fold of the whole log")
     return seconds, end
+
+
+def feeder_seconds(kafka: KafkaSettings, raw: list[bytes], scratch: Path) -> float:
+    """Of a feeder that has admitted them all."""
+    settings = load(sets=(f"run.run_id={RUN}", f"kafka.bootstrap_servers={kafka.bootstrap_servers}"))
+    fold_feeder.write_effects(kafka, raw, RUN)
+    prompts = [prompt_of(index) for index in range(GROUPS)]
+    return statistics.median(fold_feeder.start_s(settings, prompts, scratch) for _ in range(ROUNDS))
 
 
 def prepared(records: list[Record], scratch: Path) -> tuple[str, Snapshots]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from journal.reader import Place, Record, TopicReader
 from schemas.codec import decode
@@ -16,15 +17,23 @@ from schemas.events import Event
 from schemas.settings import KafkaSettings
 from schemas.topics import Topic
 
+T = TypeVar("T")
 OnBad = Callable[[Record, SchemaError], None]
 OnEvent = Callable[[Record, Event], None]
 
 
 def read_events(records: Iterable[Record], on_bad: OnBad | None = None) -> Iterator[tuple[Record, Event]]:
     """Decode; without `on_bad` the first undecodable record raises its SchemaError."""
+    return read_by(decode, records, on_bad)
+
+
+def read_by(
+    read: Callable[[bytes], T], records: Iterable[Record], on_bad: OnBad | None = None
+) -> Iterator[tuple[Record, T]]:
+    """The same by another reader: of events that are needed in part."""
     for record in records:
         try:
-            yield record, decode(record.value)
+            yield record, read(record.value)
         except SchemaError as wrong:
             if on_bad is None:
                 raise
@@ -51,7 +60,13 @@ class EventFollower:
 
     def poll(self, timeout_s: float, max_records: int = 500) -> list[tuple[Record, Event]]:
         """Events that have arrived; waits at most `timeout_s` for the first."""
-        return list(read_events(self._reader.poll(timeout_s, max_records), self._bad))
+        return self.poll_by(decode, timeout_s, max_records)
+
+    def poll_by(
+        self, read: Callable[[bytes], T], timeout_s: float, max_records: int = 500
+    ) -> list[tuple[Record, T]]:
+        """The same by another reader than `decode`."""
+        return list(read_by(read, self._reader.poll(timeout_s, max_records), self._bad))
 
     def caught_up(self) -> bool:
         """Whether everything was handed out that stood in the topics when the follower was made."""

@@ -58,9 +58,13 @@ def number_at(raw: bytes, at: int) -> tuple[int, int]:
     if second < 128:
         value = raw[at] & 127 | second << 7
         return (value >> 1) ^ -(value & 1), at + 2
+    third = raw[at + 2]
+    if third < 128:
+        value = raw[at] & 127 | (second & 127) << 7 | third << 14
+        return (value >> 1) ^ -(value & 1), at + 3
     stop = at + 8
     upper = _above_of.get(raw[at + 3 : stop])
-    if upper is not None and (third := raw[at + 2]) & 128:
+    if upper is not None:
         value = upper + raw[at] + (second << 7) + (third << 14) - _CONTINUED
         return (value >> 1) ^ -(value & 1), stop
     return _number_of_any_size(raw, at)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas import events as ev
+from schemas.completed_brief import CompletedBrief
 from schemas.ids import stable_id
 from schemas.index_set import GroupSet, IndexSet
 from schemas.versions import real_version
@@ -99,7 +100,7 @@ class AdmissionState:
         """Prompts admitted so far."""
         return sum(map(len, self.admitted.values()))
 
-    def fold(self, event: ev.Event) -> None:
+    def fold(self, event: ev.Event | CompletedBrief) -> None:
         """Take one event of the run in; what decides nothing here is ignored."""
         if event.run_id != self.run_id or event.kind != "train":
             return
@@ -122,9 +123,12 @@ class AdmissionState:
         if self.retries.get(event.group_id, event.attempt + 1) <= event.attempt:
             del self.retries[event.group_id]
 
-    def on_completed(self, event: ev.GroupCompleted) -> None:
+    def on_completed(self, event: ev.GroupCompleted | CompletedBrief) -> None:
         """The attempt runs no longer; its group waits for a verdict."""
-        ordinals = [self.ordinals.get(real_version(t.version) or "") for t in event.trajectories]
+        labels = (
+            event.labels if isinstance(event, CompletedBrief) else [t.version for t in event.trajectories]
+        )
+        ordinals = [self.ordinals.get(real_version(label) or "") for label in set(labels)]
         known = [ordinal for ordinal in ordinals if ordinal is not None]
         self._attempt_ended(event.group_id, event.attempt, event.sequences, min(known, default=0))
 
@@ -243,9 +247,10 @@ class AdmissionState:
         ]
 
 
-_HANDLERS: dict[type[ev.Event], Callable[[AdmissionState, Any], None]] = {
+_HANDLERS: dict[type[ev.Event | CompletedBrief], Callable[[AdmissionState, Any], None]] = {
     ev.GroupAdmitted: AdmissionState.on_admitted,
     ev.GroupCompleted: AdmissionState.on_completed,
+    CompletedBrief: AdmissionState.on_completed,
     ev.GroupFailed: AdmissionState.on_failed,
     ev.Verdict: AdmissionState.on_verdict,
     ev.TrainBatch: AdmissionState.on_batch,

@@ -25,6 +25,7 @@ from journal.topic_admin import create_topics, wait_for_broker
 from schemas import events as ev
 from schemas import ids, topics
 from schemas.arrow import REQUEST_CODEC
+from schemas.completed_brief import CompletedBrief, decode_briefly
 from schemas.errors import ConfigError, HoofprintError
 from schemas.settings import KafkaSettings, Settings
 from streams.admission import Admission, AdmissionState, Prompt, PromptOrder
@@ -67,7 +68,7 @@ class Feeder:
         self._remaining = order.remaining(self.state)
         self._peeked: Prompt | None = None
 
-    def fold(self, event: ev.Event) -> None:
+    def fold(self, event: ev.Event | CompletedBrief) -> None:
         """Take an event of the log in. ConfigError: the dataset is not the one that the run began with."""
         if isinstance(event, ev.GroupAdmitted) and event.run_id == self._run_id:
             self._check_prompt(event)
@@ -224,13 +225,11 @@ def feed(settings: Settings, stop: threading.Event) -> None:
     wait_for_broker(kafka, kafka.publish_timeout_s)
     create_topics(kafka)
     producer = AckProducer(kafka, f"{settings.run.run_id}-feeder")
-    follower = EventFollower(kafka, _FOLLOWED, on_bad=lambda record, wrong: log.warning(
-        "undecodable_record", topic=record.topic.name, offset=record.offset, error=wrong
-    ))  # fmt: skip
+    follower = follow_log(kafka)
     feeder = Feeder(settings, prompts, producer, PayloadStore(settings.payload_url, settings.payload.fsync))
     try:
         while not follower.caught_up() and not stop.is_set():
-            _fold_all(feeder, follower)
+            fold_arrived(feeder, follower)
         again = feeder.request_missing(requested_attempts(kafka, feeder.state))
         log.info(
             "feeding", prompts=len(prompts), admitted=feeder.state.admitted_groups, requested_again=again
@@ -240,7 +239,7 @@ def feed(settings: Settings, stop: threading.Event) -> None:
         while not stop.is_set() and not feeder.state.ended:
             feeder.step()
             feeder.report(watches.look_at(feeder.state))
-            for event in _fold_all(feeder, follower):
+            for event in fold_arrived(feeder, follower):
                 watches.told(event)
         log.info("stopping", admitted=feeder.state.admitted_groups, ended=feeder.state.ended)
     finally:
@@ -248,8 +247,16 @@ def feed(settings: Settings, stop: threading.Event) -> None:
         producer.close()
 
 
-def _fold_all(feeder: Feeder, follower: EventFollower) -> list[ev.Event]:
-    events = [event for _, event in follower.poll(_POLL_S)]
+def follow_log(kafka: KafkaSettings) -> EventFollower:
+    """All that a feeder knows, from its beginning."""
+    return EventFollower(kafka, _FOLLOWED, on_bad=lambda record, wrong: log.warning(
+        "undecodable_record", topic=record.topic.name, offset=record.offset, error=wrong
+    ))  # fmt: skip
+
+
+def fold_arrived(feeder: Feeder, follower: EventFollower) -> list[ev.Event | CompletedBrief]:
+    """Take in what has come; a complete group's facts are passed over."""
+    events = [event for _, event in follower.poll_by(decode_briefly, _POLL_S)]
     for event in events:
         feeder.fold(event)
     return events

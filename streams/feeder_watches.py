@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from journal.clock import Clock
 from schemas import events as ev
+from schemas.completed_brief import CompletedBrief
 from schemas.settings import Settings
 from streams.admission import AdmissionState
 from streams.admission_bounds import Limits
@@ -23,7 +24,7 @@ class Watches:
             run_id, Limits.of(settings), watchdog.no_progress_s, look, clock(), end_group=watchdog.end_group
         )
 
-    def told(self, event: ev.Event) -> None:
+    def told(self, event: ev.Event | CompletedBrief) -> None:
         """An event was read."""
         self._progress.told(event, self._clock())
 

@@ -13,6 +13,7 @@ import json
 from dataclasses import dataclass
 
 from schemas import events as ev
+from schemas.completed_brief import CompletedBrief
 from schemas.events import identified
 from schemas.ids import parent_traj_id
 from streams.admission import AdmissionState
@@ -25,6 +26,7 @@ from streams.segment_look import AttemptLook
 ALARM = "no_progress"
 _MOVES = (
     ev.GroupCompleted,
+    CompletedBrief,
     ev.GroupFailed,
     ev.PolicyPublished,
     ev.PolicyActivated,
@@ -65,7 +67,7 @@ class ProgressWatch:
         self._said_at = now_us
         self.alarms = 0
 
-    def told(self, event: ev.Event, now_us: int) -> None:
+    def told(self, event: ev.Event | CompletedBrief, now_us: int) -> None:
         """An event was read; some of them are progress."""
         if isinstance(event, _MOVES) and event.run_id == self._run_id:
             self._moved_at = now_us

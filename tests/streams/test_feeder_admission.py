@@ -6,15 +6,19 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from control_log import RUN, completed, failed, requested, rolled_back, run_ended, step_completed
+from control_log import RUN, completed, failed, logs, requested, rolled_back, run_ended, step_completed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas import events as ev
+from schemas.codec import encode
+from schemas.completed_brief import decode_briefly
 from schemas.events import Event, identified
 from schemas.ids import batch_id, group_id
 from streams.admission import Admission, AdmissionState, Prompt, PromptOrder
 from streams.admission_bounds import Limits, free_places
+from streams.control_fold import fold
+from streams.control_state import ControlState
 
 
 def admitted(index: int, attempt: int = 0, epoch: int = 0) -> ev.GroupAdmitted:
@@ -70,6 +74,17 @@ def test_f2_a_restart_goes_on_with_exactly_the_prompts_that_were_not_admitted() 
     state = state_of(log)
     assert next_prompts(state, 8) == [(0, 4), (0, 5), (0, 6), (0, 7)]
     assert {group.prompt.prompt_index for group in state.open_groups.values()} == {1, 2}
+
+
+@settings(max_examples=100, deadline=None)
+@given(logs())
+def test_brief_events_change_the_state_as_whole_ones_do(log: list[Event]) -> None:
+    control, whole, brief = ControlState(RUN), AdmissionState(RUN), AdmissionState(RUN)
+    for offset, event in enumerate(log):
+        for one in (event, *fold(control, offset, event)):
+            whole.fold(one)
+            brief.fold(decode_briefly(encode(one)))
+    assert brief == whole
 
 
 def test_f3_completion_out_of_order_moves_no_position() -> None:

@@ -14,6 +14,8 @@ from test_feeder_admission import activated, admitted, state_of, verdict
 from test_start_watch import claimed
 
 from schemas import events as ev
+from schemas.codec import encode
+from schemas.completed_brief import decode_briefly
 from schemas.events import EndFacts, Event, identified
 from schemas.ids import group_id, parent_traj_id
 from streams.admission_bounds import Limits
@@ -150,6 +152,12 @@ def test_a_rollout_that_takes_longer_than_the_watchdogs_time_moves_as_long_as_it
     said = {second: dog.look_at(state, second * SECOND) for second in range(10)}
     assert [second for second, what in said.items() if what is not None] == [8]
     assert dog.idle_s(9 * SECOND) == 4
+
+
+def test_a_complete_group_that_is_read_briefly_is_progress() -> None:
+    dog = ProgressWatch(RUN, LIMITS, 30, Log(), 0, end_group=False)
+    dog.told(decode_briefly(encode(completed("x", ["v0"]))), 10 * SECOND)
+    assert dog.idle_s(50 * SECOND) == 40
 
 
 def test_an_alarm_has_its_facts_and_by_setting_ends_the_attempt() -> None:
