@@ -69,13 +69,15 @@ Effect = Completed | Failed | Rejected
 
 @dataclass(slots=True)
 class OpenGroup:
-    """One attempt on its way. `first_offset`: of its first record; `first_at`: when that event occurred."""
+    """One attempt on its way. `first_offset`: of its first record; `first_at`: when that event occurred. `settled`: trajectories
+    that are, so that the last one of a large group does not have to look at all others."""
 
     first_offset: int
     first_at: int
     policy_id: str
     trajectories: dict[str, Trajectory] = field(default_factory=dict)
     samples: dict[int, str] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -224,11 +226,13 @@ def _close_if_done(state: Assembly, attempt: Attempt, group: OpenGroup, changed:
         if min_live == 0 or size - failed < min_live:
             assert changed.end is not None
             return [_fail(state, attempt, "trajectory_failed", changed.end.reason)]
-    if not changed.settled or len(group.samples) < size:
+    if not changed.settled:
+        group.settled.discard(changed.parent_traj_id)  # a restart voids what was there
+        return []
+    group.settled.add(changed.parent_traj_id)
+    if len(group.settled) < size:
         return []
     trajectories = [group.trajectories[group.samples[index]] for index in range(size)]
-    if not all(trajectory.settled for trajectory in trajectories):
-        return []
     try:
         built = [sequences_of(trajectory) for trajectory in trajectories]
     except SchemaError as wrong:

@@ -91,6 +91,15 @@ def test_a_restart_voids_everything_before_it() -> None:
     assert done.sequences[0].tokens.tolist() == [1, 3]
 
 
+def test_a_settled_trajectory_that_is_restarted_holds_its_group_back_until_it_is_settled_again() -> None:
+    one, two = Session(sample=0), Session(sample=1)
+    state = fresh(2)
+    log = [one.claim(), one.segment(0, [1], [2]), one.end(1), one.claim(2, restart=True), *two.whole()]
+    assert feed(state, log) == []
+    done = completed(feed(state, [one.segment(0, [1], [3]), one.end(1)], start=len(log)))
+    assert done.sequences[0].tokens.tolist() == [1, 3]
+
+
 def test_an_event_above_the_epoch_is_its_own_claim() -> None:
     old, new = Session(epoch=1), Session(epoch=2)
     log = [old.claim(), new.segment(0, [1], [2]), old.segment(1, [3], [4], parent=0), new.end(1)]
