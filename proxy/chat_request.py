@@ -10,19 +10,21 @@ import orjson
 
 from proxy.api_fields import CHAT, CHAT_MESSAGE
 from proxy.engine_refusals import CHAT_FIELDS
+from proxy.forced_calls import forced_functions
 from proxy.tool_calls import CLOSE
 from schemas.errors import BadRequest
 
 _HANDED_ON = [
     (ours, theirs)
     for ours, theirs in CHAT_FIELDS.items()
-    if theirs not in ("max_tokens", "response_format")  # these need more than another name
+    if theirs not in ("max_tokens", "response_format", "tool_choice")  # these need more than another name
 ]
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 class ChatRequest(msgspec.Struct):
-    """`sampling` has the engine's names; `stops` are the stop strings; `ignored` the advisory fields."""
+    """`sampling` has the engine's names; `stops` are the stop strings; `forced` the functions of which one must be called, one
+    of them or, with `several`, more; `ignored` the advisory fields."""
 
     messages: list[dict[str, Any]]
     tools: list[Any]
@@ -36,6 +38,8 @@ class ChatRequest(msgspec.Struct):
     template: dict[str, Any]
     model: str
     ignored: list[str]
+    forced: list[dict[str, Any]]
+    several: bool
 
 
 def parse_chat(body: dict[str, Any], temperature: float) -> ChatRequest:
@@ -52,10 +56,15 @@ def parse_chat(body: dict[str, Any], temperature: float) -> ChatRequest:
 def parse_options(body: dict[str, Any], temperature: float) -> ChatRequest:
     """Everything but the messages and what is ignored; every API comes through here, with fields that its own table has
     checked. BadRequest names the field."""
-    tools = _tools(body)
+    choice = body.get("tool_choice")
+    tools = [] if choice == "none" else body.get("tools") or []
+    forced = forced_functions(choice, tools)
+    if forced and (body.get("response_format") or {}).get("type") not in (None, "text"):
+        raise BadRequest("a forced call cannot follow a response_format as well", field="tool_choice")
+    several = body.get("parallel_tool_calls") is not False
     stop = body.get("stop") or []
     stops = [stop] if isinstance(stop, str) else stop
-    if tools and body.get("parallel_tool_calls") is False:
+    if tools and not several:
         stops = [*stops, CLOSE]  # the end of the first call ends the turn
     most = body.get("max_completion_tokens")
     logprobs = bool(body.get("logprobs"))
@@ -72,6 +81,8 @@ def parse_options(body: dict[str, Any], temperature: float) -> ChatRequest:
         template=body.get("chat_template_kwargs") or {},
         model=body.get("model") or "policy",
         ignored=[],
+        forced=forced,
+        several=several,
     )
 
 
@@ -116,15 +127,6 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
         ):  # a model's own broken arguments stay the text they were
             arguments = orjson.loads(arguments or "{}")
     return {**call, "function": {**function, "arguments": arguments if arguments is not None else {}}}
-
-
-def _tools(body: dict[str, Any]) -> list[Any]:
-    choice = body.get("tool_choice")
-    if choice == "none":
-        return []
-    if choice not in (None, "auto"):
-        raise BadRequest("tool_choice can be auto or none", field="tool_choice")
-    return body.get("tools") or []
 
 
 def _sampling(body: dict[str, Any], temperature: float, stops: list[str]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from proxy.chat_reply import assistant_message, final_text
 from proxy.chat_request import ChatRequest
 from proxy.detokenize import TextStream
 from proxy.engine_refusals import CHAT_FIELDS, naming_fields
+from proxy.forced_calls import PARAMETER, call_grammar
 from proxy.generation import Generation, known
 from proxy.limits import Limits
 from proxy.metrics import Metrics
@@ -175,6 +176,11 @@ class Conversations:
         sampling = dict(request.sampling)
         if tokenizer.eos_token_id is not None and not sampling.get("ignore_eos"):
             sampling["stop_token_ids"] = sorted({*sampling.get("stop_token_ids", ()), tokenizer.eos_token_id})
+        if request.forced:
+            inside = tokenizer.thinks and _opened(prompt, tokenizer)
+            sampling[PARAMETER] = call_grammar(
+                request.forced, several=request.several, thinks=tokenizer.thinks, inside=inside
+            )
         generation = Generation(
             session, prompt, sampling, budget, streams=request.stream, tops=request.top_logprobs
         )
@@ -195,7 +201,7 @@ class Conversations:
 
     async def run(self, talk: Talk) -> TokenSegment:
         """Generate, answer (`talk.message`), record."""
-        with naming_fields(CHAT_FIELDS):
+        with naming_fields(CHAT_FIELDS, talk.generation.sampling):
             await self._turns.generate(talk.turn)
         talk.answer()
         return await self._turns.record(talk.turn)
@@ -211,7 +217,7 @@ class Conversations:
         )
         work = asyncio.ensure_future(self._turns.generate(talk.turn))
         begun, told = False, 0
-        with naming_fields(CHAT_FIELDS):
+        with naming_fields(CHAT_FIELDS, talk.generation.sampling):
             async with aclosing(watch_generation(generation, work, self._pace)) as arrivals:
                 async for news in arrivals:
                     if not begun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 
 from schemas.errors import EngineRejected
@@ -22,10 +22,11 @@ CHAT_FIELDS = {
     "stop_token_ids": "stop_token_ids",
     "ignore_eos": "ignore_eos",
     "json_schema": "response_format",
+    "structural_tag": "tool_choice",
 }
 """Sampling parameters: the engine's name, and that of chat completions."""
 _OWN = (
-    *CHAT_FIELDS, "stop_regex", "regex", "ebnf", "structural_tag", "logit_bias", "custom_params", "beam_width", "watermark",
+    *CHAT_FIELDS, "stop_regex", "regex", "ebnf", "logit_bias", "custom_params", "beam_width", "watermark",
     "choice", "stream_interval", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim",
 )  # fmt: skip
 NATIVE_FIELDS = {name: f"sampling_params.{name}" for name in _OWN}
@@ -34,19 +35,20 @@ _WORD = re.compile(r"\w+")
 
 
 @contextmanager
-def naming_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """`names`: the client's by the engine's."""
+def naming_fields(names: Mapping[str, str], sent: Container[str]) -> Iterator[None]:
+    """`names`: the client's by the engine's; `sent`: the engine's names of what the request has."""
     try:
         yield
     except EngineRejected as rejected:
-        field = _field(rejected.message, names)
+        field = _field(rejected.message, names, sent)
         if field is not None:
             rejected.detail.setdefault("field", field)
         raise
 
 
-def _field(message: str, names: Mapping[str, str]) -> str | None:
+def _field(message: str, names: Mapping[str, str], sent: Container[str]) -> str | None:
     unknown = _UNKNOWN.search(message)
     if unknown is not None:  # such a message goes on with the names of all the known ones
         return names.get(unknown.group(1)) or f"sampling_params.{unknown.group(1)}"
-    return next((names[word] for word in _WORD.findall(message) if word in names), None)
+    words = [word for word in _WORD.findall(message) if word in names]
+    return next((names[word] for word in words if word in sent), names[words[0]] if words else None)

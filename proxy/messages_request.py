@@ -67,7 +67,8 @@ def _choice(options: dict[str, Any]) -> None:
     if choice is None:
         return
     kind = choice["type"]
-    options["tool_choice"] = {"any": "required", "tool": "required"}.get(kind, kind)
+    named = {"type": "function", "function": {"name": choice.get("name")}}
+    options["tool_choice"] = {"any": "required", "tool": named}.get(kind, kind)
     if choice.get("disable_parallel_tool_use"):
         options["parallel_tool_calls"] = False
 

@@ -76,7 +76,7 @@ class NativeApi:
         skip = sampling.get("skip_special_tokens") is not False
         generation.decoder = partial(self._tokenizers.decoder, skip_special=skip)
         turn = self._turn(call, body, generation, prompt.tobytes(), received_at, end)
-        with naming_fields(NATIVE_FIELDS):
+        with naming_fields(NATIVE_FIELDS, sampling):
             if stream:
                 await self._stream(call, body, turn)
                 return

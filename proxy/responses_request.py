@@ -49,13 +49,19 @@ def parse_responses(body: dict[str, Any], temperature: float) -> ResponsesReques
     options["logprobs"] = LOGPROBS in include
     toolbox = _Toolbox(ignored)
     tools = toolbox.functions(body.get("tools") or [])
-    choice = body.get("tool_choice")
-    options["tool_choice"] = "required" if isinstance(choice, dict) else choice
+    options["tool_choice"] = _choice(body.get("tool_choice"))
     with renamed(NAMES):
         chat = parse_options({**options, "tools": tools}, temperature)
     chat.messages = _messages(body.get("instructions"), body["input"])
     chat.ignored = ignored
     return ResponsesRequest(chat, frozenset(toolbox.custom), toolbox.namespaces, ENCRYPTED in include)
+
+
+def _choice(choice: Any) -> Any:
+    """`tool_choice` in the words of chat completions: a custom tool is a function for the model."""
+    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
 
 
 def _format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:

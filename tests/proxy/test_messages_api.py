@@ -136,7 +136,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "robot"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
     ({"messages": [USER, {"role": "assistant", "content": "I"}]}, "messages"),
-    ({"tool_choice": {"type": "any"}, "tools": TOOLS}, "tool_choice"),
+    ({"tool_choice": {"type": "tool", "name": "nobody"}, "tools": TOOLS}, "tool_choice"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
     ({"stop_sequences": [1]}, "stop_sequences[0]"),

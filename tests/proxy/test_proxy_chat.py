@@ -210,7 +210,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [USER], "stop": [1]}, "stop"),
     ({"messages": [USER], "seed": 1.5}, "seed"),
     ({"messages": [USER], "logit_bias": {"1": 5}}, "logit_bias"),
-    ({"messages": [USER], "tool_choice": "required", "tools": TOOLS}, "tool_choice"),
+    ({"messages": [USER], "tool_choice": "required"}, "tool_choice"),
     ({"messages": [USER], "tools": [1]}, "tools[0]"),
     ({"messages": [USER], "response_format": {"type": "xml"}}, "response_format.type"),
     ({"messages": [USER], "functions": [{}]}, "functions"),
