@@ -47,8 +47,11 @@ def client_of(proxy: Proxy, opened: dict[str, Any]) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=opened["base_url"] + "/v1", api_key="none", max_retries=0)
 
 
-def chat_settings(broker: str, tmp_path: Path, engine: ScriptedEngine, checkpoint: Path) -> Settings:
-    return settings_for(broker, tmp_path, [engine.url], engine={"model": str(checkpoint)})
+def chat_settings(
+    broker: str, tmp_path: Path, engine: ScriptedEngine, checkpoint: Path, **proxy: Any
+) -> Settings:
+    engines = {"engines": [engine.url], **proxy}
+    return settings_for(broker, tmp_path, [], engine={"model": str(checkpoint)}, proxy=engines)
 
 
 async def segments(settings: Settings) -> list[TokenSegment]:
@@ -100,7 +103,7 @@ async def test_a_stream_gives_the_same_text_in_pieces_with_usage(
 ) -> None:
     engine.delay_s = 0.002
     engine.tokens = says("a 👋 stream of text")
-    settings = chat_settings(broker, tmp_path, engine, checkpoint)
+    settings = chat_settings(broker, tmp_path, engine, checkpoint, stream_frame_s=0.0)  # a frame per token
     async with running_proxy(settings) as proxy:
         client = client_of(proxy, await proxy.open())
         stream = await client.chat.completions.create(
