@@ -48,9 +48,10 @@ class PayloadStore:
         self._fsync = fsync
 
     @property
-    def syncs(self) -> bool:
-        """Whether `put` waits for the disk: then several at a time, in threads, share the wait."""
-        return self._fsync and self._local is not None
+    def waits(self) -> bool:
+        """Whether `put` waits, for the disk or for a store that is elsewhere: then several at a time, in threads, share the
+        wait."""
+        return self._fsync or self._local is None
 
     def put(
         self, run_id: str, group_id: str, attempt: int, data: bytes | memoryview, codec: str

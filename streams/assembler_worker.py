@@ -28,7 +28,7 @@ from streams import assembly
 from streams.assembly_closed import ClosedAttempts
 from streams.group_payload import group_payload
 
-_WRITERS = 16  # payload files that wait for the disk together
+_WRITERS = 16  # payload files that wait for the disk, or for a store that is elsewhere, together
 
 
 class RawRecord(Protocol):
@@ -59,7 +59,7 @@ class AssemblerWorker:
         self._acknowledged: deque[tuple[assembly.Assembly, Hashable]] = deque()
         self._held: dict[int, dict[Hashable, int]] = {}  # unconfirmed of partitions that will be read again
         self._frozen = False
-        self._writers = ThreadPoolExecutor(_WRITERS, "payloads") if store.syncs else None
+        self._writers = ThreadPoolExecutor(_WRITERS, "payloads") if store.waits else None
         self.counts: Counter[str] = Counter()
 
     def handle(self, partition: int, records: Sequence[RawRecord]) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import fsspec
 import msgspec
 import pyarrow as pa
 import pytest
 from assembler_runs import SECOND, flat
 from assembler_sessions import Session, group
+from fsspec.implementations.memory import MemoryFileSystem
 
 from journal.payloads import PayloadStore
 from journal.producer import OnOutcome, Position
@@ -53,9 +56,12 @@ class Bench:
     def __init__(self, root: Path, size: int = 1, *, fsync: bool = False) -> None:
         self.outbox, self.failures, self.now = Outbox(), list[HoofprintError](), 0
         self.store = PayloadStore(str(root), fsync)
-        rules = AssemblyRules("run", size, 10 * SECOND, 0)
-        self.worker = AssemblerWorker(
-            rules, ClosedAttempts("run"), self.store, self.outbox, lambda: self.now, self.failures.append  # type: ignore[arg-type]
+        self.rules = AssemblyRules("run", size, 10 * SECOND, 0)
+        self.worker = self.made(self.store)
+
+    def made(self, store: PayloadStore) -> AssemblerWorker:
+        return AssemblerWorker(
+            self.rules, ClosedAttempts("run"), store, self.outbox, lambda: self.now, self.failures.append  # type: ignore[arg-type]
         )  # fmt: skip
 
     def take(self, values: Iterable[ev.Event | bytes], start: int = 0) -> None:
@@ -97,6 +103,25 @@ def test_files_that_wait_for_the_disk_together_give_the_same_events_in_the_same_
     for event in together.outbox.events:
         assert isinstance(event, ev.GroupCompleted)
         assert together.store.open_arrow(event.payload).num_rows == 1
+
+
+class FarAway(MemoryFileSystem):  # type: ignore[misc]
+    """A store that answers when four files are on their way to it."""
+
+    protocol = "faraway"
+    arrive = threading.Barrier(4)
+
+    def pipe_file(self, path: str, value: bytes, **options: Any) -> None:
+        self.arrive.wait(timeout=20)
+        super().pipe_file(path, value, **options)
+
+
+def test_files_wait_together_for_a_store_that_is_elsewhere(tmp_path: Path) -> None:
+    fsspec.register_implementation("faraway", FarAway, clobber=True)
+    bench = Bench(tmp_path)
+    bench.worker = bench.made(PayloadStore("faraway://payloads"))
+    bench.take(flat(session for number in range(8) for session in group(f"g{number}", 1)))
+    assert len(bench.outbox.events) == 8
 
 
 def test_one_file_of_many_that_cannot_be_written_sends_nothing_behind_it(tmp_path: Path) -> None:
