@@ -7,12 +7,27 @@ must not count in other numbers: a feeder that believes in smaller batches than 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
-from schemas.events import RunConfigured
+from schemas.errors import IncompatibleEvent
+from schemas.events import Event, RunConfigured
 from schemas.settings import Settings
+from streams.control_state import fold_settings
 
 _KEPT = ("window", "group", "batch", "retry")
 _FREE = frozenset({"group.timeout_s"})  # no part of the fold: a time-out is an event before it decides
+
+
+def first_configuration(log: Iterable[Event]) -> RunConfigured | None:
+    """The one that the controller goes by: of those that it cannot read it has buried each."""
+    for event in log:
+        if isinstance(event, RunConfigured):
+            try:
+                fold_settings(event)
+            except IncompatibleEvent:
+                continue
+            return event
+    return None
 
 
 def as_begun(settings: Settings, first: RunConfigured) -> tuple[Settings, list[str]]:

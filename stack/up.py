@@ -23,7 +23,7 @@ from schemas.errors import ConfigError, InvariantBroken
 from schemas.events import EndOfBatches, Event, GroupAdmitted, RunConfigured, RunEnded, Verdict, identified
 from schemas.settings import Settings
 from schemas.topics import BATCHES, CONTROL, VERDICTS
-from stack.begun import as_begun
+from stack.begun import as_begun, first_configuration
 from stack.checkpoints import check_model
 from stack.plan import ALL, BROKER, CHECKPOINT, ENGINE, FEEDER, PROXY, TRAINER, parts_of, resolve
 from stack.release import software_version
@@ -194,7 +194,7 @@ def configure_run(
         raise ConfigError(
             f"run {settings.run.run_id} has ended; give another run.run_id", run_id=settings.run.run_id
         )
-    first = next((event for event in found if isinstance(event, RunConfigured)), None)
+    first = first_configuration(found)
     if first is not None:
         begun, changed = as_begun(resolved, first)
         if changed:

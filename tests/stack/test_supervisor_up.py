@@ -114,6 +114,20 @@ def test_settings_that_do_not_go_with_those_a_run_began_with_are_refused(setting
 
 
 @pytest.mark.broker
+def test_a_configuration_that_the_controller_cannot_read_is_none(settings: Settings) -> None:
+    producer = AckProducer(settings.kafka, "test")
+    unreadable = ev.RunConfigured(
+        run_id="run", occurred_at=1, settings="{}", settings_digest="x", software="0"
+    )
+    producer.publish(ev.identified(unreadable))
+    producer.close()
+    configure_run(settings, settings)
+    assert [
+        Settings.from_json(e.settings) for e in control(settings)[1:] if isinstance(e, ev.RunConfigured)
+    ] == [settings]
+
+
+@pytest.mark.broker
 def test_an_ended_run_does_not_begin_again(settings: Settings) -> None:
     configure_run(settings, settings)
     producer = AckProducer(settings.kafka, "test")
