@@ -82,7 +82,7 @@ class SessionHolds:
         """The attempt, and those before it, need their records no more."""
         if verdict.run_id != self._run_id:
             return
-        self._closed.add(Attempt(verdict.group_id, verdict.attempt))
+        self._closed.decide(Attempt(verdict.group_id, verdict.attempt))
         attempts = self._attempts.get(verdict.group_id, {})
         for number in [number for number in attempts if number <= verdict.attempt]:
             del attempts[number]

@@ -56,6 +56,14 @@ def test_a_retry_ends_one_attempt_and_not_the_next() -> None:
     assert made.lowest(AT) == {0: 1}
 
 
+def test_a_verdict_ends_the_attempts_before_it_too() -> None:
+    """Its own verdict may stand in front of what the archive still has."""
+    made = holds()
+    made.judged(verdict("g", 1))
+    made.told(0, 0, AT, segment("g", 0, 0))
+    assert made.lowest(AT) == {}
+
+
 def test_a_session_of_no_group_is_held_as_long_as_it_is_looked_for_ended_or_not() -> None:
     for record in (free("s"), free("s", ended=True)):
         made = holds(record, start=7)
