@@ -6,8 +6,10 @@ too. A group's file can be made again from them (`analytics.archived_payloads`) 
 refers to (token columns, requests, prompts, routed experts) is in no other place: its bytes go into the archive's own
 store first, checked by their digest.
 
-Nothing is remembered but what the archive says: a pass that is killed anywhere is done again by the next one. A store that
-is away, or a file with other bytes than recorded, is reported and tried again; archiving goes on.
+Which event names which file is looked up in the archive once, at the first pass that has something to delete, and noted from
+then on as events are archived; a file that seems to be named by nobody is looked up again. Nothing is remembered but what the
+archive says: a pass that is killed anywhere is done again by the next one. A store that is away, or a file with other bytes than
+recorded, is reported and tried again; archiving goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from analytics.catalog import connect_log
 from analytics.columns import RawRow
 from analytics.payload_fates import READ, PayloadFates
 from analytics.retention import Ages, orphaned, spent
-from analytics.tables import TABLE_OF, Archive
+from analytics.tables import TABLE_OF, TABLES, Archive
 from journal.clock import Clock, system_clock
 from journal.metrics_http import Number
 from journal.payloads import PayloadStore, StoredPayload
@@ -44,6 +46,14 @@ _NAMED_BY: tuple[tuple[str, str, Kind], ...] = (
     ("segments", "experts", "source"),
     ("prompts", "prompt_ref", "source"),
 )
+_REFERENCES: dict[type[Event], list[tuple[str, Kind]]] = {
+    event_type: [
+        (column, kind)
+        for table, column, kind in _NAMED_BY
+        if event_type in TABLES[table].events and column in event_type.__struct_fields__
+    ]
+    for event_type in TOPIC_OF
+}
 _US = 1_000_000
 log = structlog.get_logger()
 
@@ -69,7 +79,8 @@ class PayloadCollector:
         self.files: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self.failures = 0
-        self._named: set[str] = set()  # files that are known to be referred to
+        self._kinds: dict[str, Kind] = {}  # of files that are known to be referred to
+        self._looked_up = False
         self._stock: tuple[int, int] = (0, 0)
         for event in _archived(archive):
             self._fates.told(event)
@@ -78,6 +89,10 @@ class PayloadCollector:
         """One record of the log, archived or about to be."""
         if row.event is not None:
             self._fates.told(row.event)
+            for column, kind in _REFERENCES.get(type(row.event), ()):
+                ref: PayloadRef | None = getattr(row.event, column)
+                if ref is not None:
+                    self._kinds[ref.uri] = kind
 
     def collect(self, stopping: Callable[[], bool] = lambda: False) -> int:
         """One pass; how many files went. ArchiveError: the archive cannot be written."""
@@ -86,8 +101,9 @@ class PayloadCollector:
             self._stock = len(stored), sum(payload.size for payload in stored)
             now = self._clock()
             free = list(self._spent(stored, now))
-            self._named &= {payload.uri for payload in stored}
-            old = list(orphaned(stored, self._named, now))
+            there = {payload.uri for payload in stored}
+            self._kinds = {uri: kind for uri, kind in self._kinds.items() if uri in there}
+            old = list(orphaned(stored, self._kinds, now))
             if not free and not old:
                 self._fates.forget_all_but(stored)
                 return 0
@@ -120,8 +136,9 @@ class PayloadCollector:
     ) -> int:
         """What was free before the archive caught up, and is free by what it says now."""
         asked = {payload.uri: payload for payload in (*free, *old)}
-        kinds = references(self._archive, asked.values())
-        self._named |= kinds.keys()
+        self._kinds |= references(self._archive, old if self._looked_up else stored)
+        self._looked_up = True
+        kinds = self._kinds
         gone: set[str] = set()
         for payload in self._spent(free, now):
             if stopping():
@@ -132,6 +149,8 @@ class PayloadCollector:
         for payload in orphaned(old, kinds, now):
             if not stopping() and self._remove(payload, "group", "unreferenced"):
                 gone.add(payload.uri)
+        for uri in gone:
+            kinds.pop(uri, None)
         self._fates.forget_all_but([payload for payload in stored if payload.uri not in gone])
         if gone:
             log.info("payloads_deleted", files=len(gone), bytes=sum(asked[uri].size for uri in gone))

@@ -13,6 +13,7 @@ import pytest
 from synthetic_run import group_name, small_run, write_archive
 
 from analytics.archived_payloads import ArchivedPayloads, archive_store
+from analytics.columns import RawRow
 from analytics.payload_collector import PayloadCollector
 from analytics.retention import ORPHAN_AGE_US
 from analytics.tables import Archive
@@ -142,6 +143,30 @@ def test_a_file_with_other_bytes_stays_as_evidence(tmp_path: Path) -> None:
     made.collect()
     assert made.failures == 1
     assert damaged.exists()
+
+
+def test_the_archive_is_looked_through_once_and_what_is_archived_later_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = small_run(tmp_path, by_reference=True)
+    everything: list[ev.Event] = [*run.events, *run.effects()]
+    late = [event for event in everything if getattr(event, "group_id", None) == group_name(3)]
+    write_archive(run.run_dir, [event for event in everything if event not in late])
+    made = collector(collecting(run.settings))
+    assert made.collect() > 0
+    before = places(PayloadStore(run.settings.payload_url))
+    assert f"{group_name(3)}/0" in before
+
+    def again(_archive: Archive, payloads: object) -> dict[str, str]:
+        assert list(payloads) == []  # type: ignore[call-overload]
+        return {}
+
+    monkeypatch.setattr("analytics.payload_collector.references", again)
+    for offset, event in enumerate(late):
+        made.told(RawRow(0, offset, 0, None, b"", event))
+    assert made.collect() > 0
+    assert places(PayloadStore(run.settings.payload_url)) == before - {f"{group_name(3)}/0"}
+    assert made.collect() == 0
 
 
 KILLED = """
