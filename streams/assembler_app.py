@@ -22,6 +22,7 @@ from journal.metrics_http import serve_metrics
 from journal.payloads import PayloadStore
 from journal.producer import AckProducer
 from schemas import topics
+from schemas.ids import worker_group
 from schemas.settings import Settings
 from streams.assembler_follower import ClosedFollower
 from streams.assembler_watchdog import Watchdog
@@ -46,7 +47,10 @@ class Assembler:
         self._process = FaustProcess("assembler")
         self._producer = AckProducer(kafka, f"{settings.run.run_id}-assembler")
         closed = ClosedAttempts(settings.run.run_id)
-        self._follower = ClosedFollower(kafka, settings.proxy.session_max_age_s, closed, self._process.fail)
+        group = worker_group(kafka.topic_prefix, settings.run.run_id, "assembler")
+        self._follower = ClosedFollower(
+            kafka, group, settings.proxy.session_max_age_s, closed, self._process.fail
+        )
         self._worker = AssemblerWorker(
             AssemblyRules.of(settings), closed, PayloadStore(settings.payload_url, settings.payload.fsync),
             self._producer, system_clock, self._process.fail,

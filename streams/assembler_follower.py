@@ -1,7 +1,8 @@
 """Closed attempts as the log knows them: `control.v1` and the verdicts, folded at the start and followed in a thread.
 
-Folded from as far back as events can still be read again, not from the beginning of time. Older attempts that come up
-again all the same give a second terminal event, which nobody counts.
+Folded from as far back as events can still be read again, not from the beginning of time: that is the age of a session before
+now, or before the oldest record behind a mark, where a run lay still for longer than that. Older attempts that come up again
+all the same give a second terminal event, which nobody counts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import time
 from collections.abc import Callable
 
 from journal.event_log import EventFollower
-from journal.reader import Place, Record, end_offsets, offsets_at_time
+from journal.reader import Place, Record, end_offsets, log_bounds, offsets_at_time, record_at
+from journal.record_deletion import committed_offsets
 from schemas import events as ev
 from schemas import topics
 from schemas.errors import HoofprintError, SchemaError
@@ -22,16 +24,17 @@ _CLOSING = (topics.CONTROL, topics.VERDICTS)
 
 
 class ClosedFollower:
-    """Keeps `closed` up to date. `on_failure` is called from the thread if it can read no more."""
+    """Keeps `closed` up to date. `group`: whose marks they are. `on_failure` is called from the thread if it can read no more."""
 
     def __init__(
         self,
         kafka: KafkaSettings,
+        group: str,
         horizon_s: float,
         closed: ClosedAttempts,
         on_failure: Callable[[HoofprintError], None],
     ) -> None:
-        since = int((time.time() - horizon_s) * 1000)
+        since = read_again_since(kafka, group, horizon_s, int(time.time() * 1000))
         start: dict[Place, int] = {
             (topic.name, partition): offset
             for topic in _CLOSING
@@ -59,3 +62,20 @@ class ClosedFollower:
     def _skip(self, record: Record, _wrong: SchemaError) -> None:
         """Not ours to bury: the controller reads the same record."""
         self._handled[record.topic.name, record.partition] = record.offset + 1
+
+
+def read_again_since(kafka: KafkaSettings, group: str, horizon_s: float, now_ms: int) -> int:
+    """The time, ms, from which on attempts may have been closed whose events are read again."""
+    horizon_ms = int(horizon_s * 1000)
+    young = offsets_at_time(kafka, topics.SEGMENTS, now_ms - horizon_ms)
+    times = [now_ms]
+    if any(
+        young.values()
+    ):  # else nothing was written before that: most starts are those of a run that is younger
+        first = {place[1]: low for place, (low, _) in log_bounds(kafka, [topics.SEGMENTS]).items()}
+        marks = committed_offsets(kafka, group, topics.SEGMENTS)
+        for partition, low in first.items():
+            mark = max(low, marks.get(partition, low))
+            record = record_at(kafka, topics.SEGMENTS, partition, mark) if mark < young[partition] else None
+            times += [record.timestamp_ms] if record is not None else []
+    return max(0, min(times) - horizon_ms)
