@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -50,6 +50,8 @@ def arguments(options: Options) -> list[str]:
     argv += ["--context-length", str(context)]
     if not any((options.model_path / name).exists() for name in _TOKENIZER):
         argv.append("--skip-tokenizer-init")  # ids in, ids out: neither text nor stop strings
+    if has_experts(options.model_path):
+        argv.append("--enable-return-routed-experts")
     if options.incremental_streaming_output:
         argv.append("--incremental-streaming-output")
     return argv
@@ -73,8 +75,23 @@ def environment(options: Options) -> dict[str, str]:
 def context_of(checkpoint: Path) -> int:
     """Positions that the checkpoint has. ConfigError: no config.json that says so."""
     try:
-        return int(orjson.loads((checkpoint / "config.json").read_bytes())["max_position_embeddings"])
-    except (OSError, ValueError, KeyError) as missing:
-        raise ConfigError(
-            f"{checkpoint} is no checkpoint that SGLang could serve: {missing}", model=str(checkpoint)
-        ) from missing
+        return int(_config(checkpoint)["max_position_embeddings"])
+    except (ValueError, KeyError) as missing:
+        raise _no_checkpoint(checkpoint, missing) from missing
+
+
+def has_experts(checkpoint: Path) -> bool:
+    """Whether it is a mixture of experts. ConfigError: no config.json."""
+    config = _config(checkpoint)
+    return bool(config.get("num_experts") or config.get("num_local_experts"))
+
+
+def _config(checkpoint: Path) -> dict[str, Any]:
+    try:
+        return dict(orjson.loads((checkpoint / "config.json").read_bytes()))
+    except (OSError, ValueError, TypeError) as missing:
+        raise _no_checkpoint(checkpoint, missing) from missing
+
+
+def _no_checkpoint(checkpoint: Path, why: Exception) -> ConfigError:
+    return ConfigError(f"{checkpoint} is no checkpoint that SGLang could serve: {why}", model=str(checkpoint))

@@ -10,21 +10,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from contract_engines import ENGINES, started
 from engine_checkpoints import write_always
 from engine_client import Client
 
 from stack.engine.launch import EngineProcess
 from stack.models.dial import write_dial_checkpoint
 
-ENGINES = {
-    "cpu": ("stack.engine", {"min_step_ms": 5}, 90.0),
-    "sglang": ("stack.sglang.launch", {}, 280.0),
-}
-"""Module, flags, seconds until ready at the most (SGLang's first start compiles thousands of modules)."""
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "engine" in metafunc.fixturenames:
+    for fixture in {"engine", "moe_engine"}.intersection(metafunc.fixturenames):
         modes = ["deltas"] if metafunc.definition.get_closest_marker("deltas") else ["whole"]
         engines = [
             pytest.param(
@@ -37,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for name in ENGINES
             for mode in modes
         ]
-        metafunc.parametrize("engine", engines, indirect=True, scope="session")
+        metafunc.parametrize(fixture, engines, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -59,15 +54,8 @@ def always(tmp_path_factory: pytest.TempPathFactory, dial: Path) -> Callable[[in
 @pytest.fixture(scope="session")
 def engine(request: pytest.FixtureRequest, dial: Path) -> Iterator[EngineProcess]:
     name, mode = request.param
-    module, flags, patience_s = ENGINES[name]
-    process = EngineProcess(
-        dial, module=module, weight_version="v0", incremental_streaming_output=mode == "deltas", **flags
-    )
-    try:
-        process.start(patience_s)
+    with started(name, dial, incremental_streaming_output=mode == "deltas") as process:
         yield process
-    finally:
-        process.stop(20.0)
 
 
 @pytest.fixture

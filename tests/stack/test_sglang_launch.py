@@ -52,6 +52,15 @@ def test_the_cache_holds_every_running_request_within_a_bound(checkpoint: Path) 
     assert (option(argv, "--context-length"), option(argv, "--max-total-tokens")) == ("256", str(MOST_TOKENS))
 
 
+def test_a_mixture_of_experts_tells_its_routes(checkpoint: Path) -> None:
+    assert "--enable-return-routed-experts" not in arguments(Options(checkpoint, 1))
+    (checkpoint / "config.json").write_text('{"max_position_embeddings": 512, "num_experts": 4}')
+    assert "--enable-return-routed-experts" in arguments(Options(checkpoint, 1))
+    (checkpoint / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="no checkpoint"):
+        arguments(Options(checkpoint, 1))
+
+
 def test_a_checkpoint_without_a_tokenizer_is_served_by_ids_alone(checkpoint: Path) -> None:
     assert "--skip-tokenizer-init" in arguments(Options(checkpoint, 1))
     (checkpoint / "tokenizer.json").write_text("{}")

@@ -9,34 +9,36 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract_engines import started
 from engine_client import Client
 from moe_checkpoint import write_moe
 from numpy.typing import NDArray
 
 from stack.engine.launch import EngineProcess
 
-LAYERS, TOP_K, DENSE = 3, 2, 1
+LAYERS, TOP_K = 3, 2
 PROMPT = [5, 6, 7, 8, 9]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_moe(tmp_path_factory.mktemp("moe") / "seed1", seed=1)
+    return write_moe(tmp_path_factory.mktemp("moe") / "seed1", seed=1, dense=())
 
 
-@pytest.fixture(scope="module")
-def process(checkpoint: Path) -> Iterator[EngineProcess]:
-    with EngineProcess(checkpoint, weight_version="v0", min_step_ms=3) as process:
+@pytest.fixture(scope="session")
+def moe_engine(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[EngineProcess]:
+    with started(request.param[0], checkpoint) as process:
         yield process
 
 
 @pytest.fixture
-async def moe(process: EngineProcess) -> AsyncIterator[Client]:
-    async with Client(process.base_url) as client:
+async def moe(moe_engine: EngineProcess) -> AsyncIterator[Client]:
+    async with Client(moe_engine.base_url) as client:
+        await client.until_idle()
         yield client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model(checkpoint: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -44,15 +46,13 @@ def model(checkpoint: Path) -> Any:
 
 
 def routed(model: Any, ids: list[int]) -> NDArray[np.int32]:
-    """What transformers routes: (positions, layers, top_k), zeros in the dense layer."""
+    """What transformers routes: (positions, layers, top_k)."""
     import torch
 
     with torch.inference_mode():
         logits = model(torch.tensor([ids]), output_router_logits=True).router_logits
-    rows = np.zeros((len(ids), LAYERS, TOP_K), np.int32)
-    for layer, scores in zip([i for i in range(LAYERS) if i != DENSE], logits, strict=True):
-        rows[:, layer] = torch.softmax(scores, -1).topk(TOP_K, -1).indices.numpy()
-    return rows
+    chosen = [torch.softmax(scores, -1).topk(TOP_K, -1).indices.numpy() for scores in logits]
+    return np.stack(chosen, axis=1).astype(np.int32)
 
 
 def rows_of(meta: dict[str, Any]) -> NDArray[np.int32]:
@@ -101,10 +101,13 @@ async def test_samples_of_one_prompt_share_its_rows(moe: Client, model: Any) -> 
         np.testing.assert_array_equal(rows_of(answer["meta_info"]), routed(model, ids)[:-1])
 
 
-async def test_who_cannot_be_asked_says_so(moe: Client, client: Client) -> None:
+async def test_an_engine_says_whether_it_can_be_asked(moe: Client) -> None:
+    assert (await moe.get("/server_info"))[1]["enable_return_routed_experts"] is True
     status, answer = await moe.post("/generate", body(PROMPT, 1, routed_experts_start_len=6))
     assert (status, "routed_experts_start_len" in answer["error"]["message"]) == (400, True)
-    status, answer = await client.post("/generate", body([1, 2], 1))
-    assert (status, "dense" in answer["error"]["message"]) == (400, True)
-    assert (await moe.get("/server_info"))[1]["enable_return_routed_experts"] is True
+
+
+async def test_a_dense_model_answers_without_rows(client: Client) -> None:
     assert (await client.get("/server_info"))[1]["enable_return_routed_experts"] is False
+    status, answer = await client.post("/generate", body([1, 2], 1))
+    assert (status, "routed_experts" in answer["meta_info"]) == (200, False)
