@@ -3,6 +3,9 @@
 Invariant: rows and the Kafka offsets that follow them are committed in one snapshot (the offsets stand in its summary), so
 after any crash the current snapshot alone says where to go on. A lock file keeps a second writer out; should one get in
 all the same, its commit fails (`SnapshotConflict`) instead of being repeated on top of rows it has not seen.
+
+A run makes a snapshot every few seconds, for days. Only the current one says anything, and a commit costs as much as there are
+snapshots and manifests: so older snapshots are dropped, and manifests merged, now and then. The data files stay.
 """
 
 from __future__ import annotations
@@ -38,12 +41,15 @@ TABLES: dict[str, Topic] = {
 }
 TABLE_OF: dict[str, str] = {topic.name: name for name, topic in TABLES.items()}
 PROPERTIES = {
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "50",
     "commit.retry.num-retries": "0",  # a repeated commit would add its rows to another writer's
     "write.metadata.previous-versions-max": "10",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.parquet.compression-codec": "zstd",
     "write.parquet.compression-level": "1",
 }
+SNAPSHOTS_KEPT = 50
 
 
 def archive_directory(run_dir: Path) -> Path:
@@ -78,6 +84,9 @@ class Archive:
         if set(schema.names) - set(table.schema().as_arrow().names):
             with table.update_schema() as update:
                 update.union_by_name(schema)
+        if missing := {key: value for key, value in PROPERTIES.items() if table.properties.get(key) != value}:
+            with table.transaction() as change:
+                change.set_properties(missing)
         return table
 
     def table(self, name: str) -> Table | None:
@@ -106,6 +115,7 @@ class Archive:
         offsets = json.dumps({str(partition): offset for partition, offset in sorted(next_offsets.items())})
         try:
             table.append(rows, snapshot_properties={OFFSETS: offsets})
+            _drop_old_snapshots(table)
         except CommitFailedException as conflict:
             raise SnapshotConflict(
                 f"table {name} was written by somebody else: {conflict}", table=name
@@ -129,6 +139,14 @@ class Archive:
     def close(self) -> None:
         """Let go of the catalog's database."""
         self.catalog.engine.dispose()
+
+
+def _drop_old_snapshots(table: Table) -> None:
+    """All but the current one, once there are too many."""
+    current, known = table.current_snapshot(), table.metadata.snapshots
+    if current is not None and len(known) > SNAPSHOTS_KEPT:
+        old = [snapshot.snapshot_id for snapshot in known if snapshot.snapshot_id != current.snapshot_id]
+        table.maintenance.expire_snapshots().by_ids(old).commit()
 
 
 def local_path(location: str) -> Path:

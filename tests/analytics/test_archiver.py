@@ -17,7 +17,7 @@ from analytics_events import admitted, published, segment
 
 from analytics.archiver import Archiver, archive_until
 from analytics.columns import RawRow, to_table
-from analytics.tables import OFFSETS, Archive, writer_lock
+from analytics.tables import OFFSETS, SNAPSHOTS_KEPT, Archive, writer_lock
 from journal.producer import AckProducer
 from journal.reader import Record
 from journal.topic_admin import create_topics
@@ -203,6 +203,37 @@ def test_a_second_writer_is_kept_out_and_its_commit_fails(tmp_path: Path) -> Non
     with pytest.raises(SnapshotConflict):
         two.append("control", rows, {0: 1})
     assert len(Archive(tmp_path).data_files("control")) == 1
+
+
+def test_a_commit_of_a_long_run_has_no_more_to_carry_than_that_of_a_short_one(tmp_path: Path) -> None:
+    """Neither snapshots nor manifests add up; rows and offsets are all there, also for who opens the archive anew."""
+    archive = Archive(tmp_path, create=True)
+    count = 2 * SNAPSHOTS_KEPT + 10
+    for number in range(count):
+        event = admitted(f"g{number}")
+        archive.append(
+            "control", to_table(CONTROL, [RawRow(0, number, 0, None, encode(event), event)]), {0: number + 1}
+        )
+    for seen in (archive, Archive(tmp_path, create=True)):
+        table = seen.table("control")
+        assert table is not None
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        assert len(table.metadata.snapshots) <= SNAPSHOTS_KEPT
+        assert len(snapshot.manifests(table.io)) <= SNAPSHOTS_KEPT
+        assert seen.next_offsets("control") == {0: count}
+        assert sorted(table.scan().to_arrow()["kafka_offset"].to_pylist()) == list(range(count))
+        assert len(seen.data_files("control")) == count
+
+
+def test_an_archive_of_before_gets_the_properties_that_keep_it_small(tmp_path: Path) -> None:
+    table = Archive(tmp_path, create=True).table("control")
+    assert table is not None
+    with table.transaction() as change:
+        change.remove_properties("commit.manifest-merge.enabled")
+    again = Archive(tmp_path, create=True).table("control")
+    assert again is not None
+    assert again.properties["commit.manifest-merge.enabled"] == "true"
 
 
 def one_row(event: Event) -> pa.Table:
