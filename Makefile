@@ -65,8 +65,8 @@ sglang-setup: $(READY) ## Real SGLang on CPU: its own virtual environment in the
 	@$(BIN)/python -m stack.sglang.environment
 
 .PHONY: test-sglang
-test-sglang: sglang-setup ## The engines' contract suite against real SGLang
-	$(BIN)/python -m pytest -m sglang tests/engine_contract $(PYTEST_ARGS)
+test-sglang: sglang-setup ## The contract suite of engines, and grammars, on real SGLang
+	$(BIN)/python -m pytest -m sglang tests/engine_contract tests/proxy/test_grammars_on_sglang.py $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(READY) ## ruff, mypy, import-linter

@@ -18,7 +18,7 @@ MOST_TOKENS: Final = 65_536
 """Positions of the key-value cache at the most: its memory is taken at the start."""
 _CPU = (
     "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-    "--grammar-backend", "none", "--disable-overlap-schedule", "--cuda-graph-backend-decode", "disabled",
+    "--disable-overlap-schedule", "--cuda-graph-backend-decode", "disabled",
     "--cuda-graph-backend-prefill", "disabled", "--mem-fraction-static", "0.1", "--skip-server-warmup",
 )  # fmt: skip
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
@@ -48,8 +48,10 @@ def arguments(options: Options) -> list[str]:
     argv += ["--weight-version", options.weight_version, "--random-seed", str(options.random_seed)]
     argv += ["--max-running-requests", str(options.max_running), "--max-total-tokens", str(tokens)]
     argv += ["--context-length", str(context)]
-    if not any((options.model_path / name).exists() for name in _TOKENIZER):
-        argv.append("--skip-tokenizer-init")  # ids in, ids out: neither text nor stop strings
+    if any((options.model_path / name).exists() for name in _TOKENIZER):
+        argv += ["--grammar-backend", "xgrammar"]
+    else:  # ids in, ids out: neither text, nor stop strings, nor grammars
+        argv += ["--skip-tokenizer-init", "--grammar-backend", "none"]
     if has_experts(options.model_path):
         argv.append("--enable-return-routed-experts")
     if options.incremental_streaming_output:
