@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from proxy_rig import Proxy, running_proxy, settings_for
+from scripted_engine import ScriptedEngine, token_at
+from update_calls import cut_once
 
 from proxy.known_head import cut_known
 from schemas.tokens import ids_of, pack_ids
@@ -63,3 +67,27 @@ def test_the_longest_lineage_that_fits_is_cut() -> None:
     assert cut is not None
     assert (ids_of(cut.head).tolist(), cut.body) == (longer, {"input_ids": [3]})
     assert json.loads(cut.text + b"]") == longer
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("more", [[], [9], [9, 8, 7]])
+async def test_a_late_turn_reaches_the_engine_number_by_number_also_after_a_cut(
+    broker: str, tmp_path: Path, engine: ScriptedEngine, separators: tuple[str, str], more: list[int]
+) -> None:
+    async with running_proxy(settings_for(broker, tmp_path, [engine.url])) as proxy:
+        opened = await proxy.open()
+        _, first = await proxy.generate(opened, [5] * 300, 4)
+        context = [5] * 300 + first["output_ids"] + more
+        body = json.dumps(
+            {"input_ids": context, "sampling_params": {"max_new_tokens": 6}}, separators=separators
+        )
+        engine.held_at = 2
+        status, second = await cut_once(proxy, engine, posted(proxy, opened["base_url"] + "/generate", body))
+    assert (status, second["output_ids"]) == (200, [token_at(len(context) + i) for i in range(6)])
+    assert [sent["input_ids"] for sent in engine.bodies[1:]] == [context, context + second["output_ids"][:2]]
+
+
+async def posted(proxy: Proxy, url: str, body: str) -> tuple[int, dict[str, Any]]:
+    async with proxy.http.post(url, data=body) as reply:
+        return reply.status, await reply.json()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from proxy_rig import Proxy, log_of, running_proxy, settings_for, until
+from proxy_rig import log_of, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine, token_at
-from update_calls import cut_once
 
 from proxy.log_fold import read_log
 from schemas.events import RewardAssigned, SessionClaimed, TokenSegment, TrajectoryEnded, TrajectoryStarted
@@ -415,26 +413,3 @@ async def test_keys(broker: str, tmp_path: Path, engine: ScriptedEngine) -> None
         forged = {"Authorization": f"Bearer {opened['token'][:-2]}xx"}
         assert (await proxy.post("/generate", body, **forged))[0] == 401
         assert (await proxy.post("/v1/rollout/pause", {}, **bearer))[0] == 401
-
-
-@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-@pytest.mark.parametrize("more", [[], [9], [9, 8, 7]])
-async def test_a_late_turn_reaches_the_engine_number_by_number_also_after_a_cut(
-    broker: str, tmp_path: Path, engine: ScriptedEngine, separators: tuple[str, str], more: list[int]
-) -> None:
-    async with running_proxy(settings_for(broker, tmp_path, [engine.url])) as proxy:
-        opened = await proxy.open()
-        _, first = await proxy.generate(opened, [5] * 300, 4)
-        context = [5] * 300 + first["output_ids"] + more
-        body = json.dumps(
-            {"input_ids": context, "sampling_params": {"max_new_tokens": 6}}, separators=separators
-        )
-        engine.held_at = 2
-        status, second = await cut_once(proxy, engine, posted(proxy, opened["base_url"] + "/generate", body))
-    assert (status, second["output_ids"]) == (200, outputs(len(context), 6))
-    assert [sent["input_ids"] for sent in engine.bodies[1:]] == [context, context + second["output_ids"][:2]]
-
-
-async def posted(proxy: Proxy, url: str, body: str) -> tuple[int, dict[str, Any]]:
-    async with proxy.http.post(url, data=body) as reply:
-        return reply.status, await reply.json()
