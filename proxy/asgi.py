@@ -76,6 +76,8 @@ class Connection(Protocol):
 
     def release(self) -> None: ...
 
+    def unframed(self, size: int) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -189,11 +191,18 @@ class Call:
     async def start_events(self) -> None:
         """Open a stream of server-sent events."""
         self.started = True
+        self._without_chunks(0)
         await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
 
     async def frame(self, raw: bytes, *, last: bool = False) -> None:
         """Bytes of the stream."""
+        self._without_chunks(len(raw))
         await self._send({"type": "http.response.body", "body": raw, "more_body": not last})
+
+    def _without_chunks(self, size: int) -> None:
+        connection: Connection | None = self.scope.get(CONNECTION)
+        if connection is not None and self.scope["http_version"] == "1.0":
+            connection.unframed(size)
 
     async def _send(self, message: Message) -> None:
         """Waits while the client's buffers are full, but not for ever. ClientGone."""

@@ -113,8 +113,9 @@ def _message(message: object, where: str) -> dict[str, Any]:
 
 
 def _text_part(part: object, where: str) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(part, dict) and kind in ("text", "refusal") and isinstance(part.get(kind), str):
+        return str(part[kind])
     raise BadRequest(f"{where}.content may have text parts only", field=f"{where}.content")
 
 

@@ -79,17 +79,14 @@ class PatientHttp(BoundedHttp):
         if left > 0:
             self._watch = self.loop.call_later(left, self._look)
         elif not self.transport.is_closing():
-            if self._in_head or self._answering:
+            if self._in_head or self.is_answering:
                 self.transport.write(_TOO_SLOW)
             self.transport.close()
 
     @property
-    def _answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    @property
     def _waits_for_us(self) -> bool:
-        return self.flow.read_paused or (self._in_head and self._answering)
+        waiting = len(self._unanswered()) + self._in_head
+        return self.flow.read_paused or waiting > 1
 
 
 def patient(seconds: float) -> type[PatientHttp]:
