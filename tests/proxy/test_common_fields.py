@@ -75,7 +75,8 @@ MESSAGES: list[dict[str, Any]] = [
     {"messages": [HI, {"role": "assistant", "content": [
         {"type": "thinking", "thinking": "t", "signature": ""}, {"type": "redacted_thinking", "data": "x"},
         {"type": "text", "text": "x", "citations": None}, USE]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "is_error": None, **CACHED}, {"type": "text", "text": "y"}]}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t", "is_error": None, **CACHED}, {"type": "text", "text": "y"}]}]},
     {"messages": [HI, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "r"}]}]}]},
 ]  # fmt: skip
