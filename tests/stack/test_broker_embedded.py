@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -115,13 +117,23 @@ def test_a_kept_directory_survives_kill_and_stop_on_the_same_port(tmp_path: Path
         broker.stop()
 
 
+@contextmanager
+def taken(port: int) -> Iterator[None]:
+    """Somebody else has it: a free port that is chosen by chance may be the old one."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        yield
+
+
 def test_a_kept_directory_may_move_to_another_port(tmp_path: Path) -> None:
     with EmbeddedKafka(tmp_path) as broker:
         first = broker.bootstrap_servers
         create_topic(first, "moved")
         produce(first, "moved", [b"value"])
     (tmp_path / "ports.json").unlink()
-    with EmbeddedKafka(tmp_path) as broker:
+    with taken(int(first.rpartition(":")[2])), EmbeddedKafka(tmp_path) as broker:
         assert broker.bootstrap_servers != first
         assert consume(broker.bootstrap_servers, "moved", 1) == [b"value"]
 
