@@ -23,7 +23,8 @@ _REFUSAL = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r
 
 
 class OneWrite:
-    """A transport that can hold back what is written. Invariant: nothing written stays behind when it is closed."""
+    """A transport that can hold back what is written. Invariants: nothing written stays behind when it is closed; what was held
+    back for a client that has gone is dropped, where uvloop would raise."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -37,14 +38,14 @@ class OneWrite:
         """Write what was held back, as one piece."""
         held, self._held = self._held, None
         if held:
-            self._transport.write(b"".join(held))
+            self.write(b"".join(held))
 
     def write(self, data: bytes) -> None:
         """Now, or with what follows."""
-        if self._held is None:
-            self._transport.write(data)
-        else:
+        if self._held is not None:
             self._held.append(data)
+        elif not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self) -> None:
         """Behind everything written."""

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import uvloop
 from proxy_rig import PATIENCE_S, Proxy, running_proxy, settings_for, until
 from scripted_engine import ScriptedEngine
+
+from proxy.bounded_http import OneWrite
 
 pytestmark = pytest.mark.broker
 
@@ -114,3 +117,30 @@ async def test_an_error_in_a_stream_for_http_1_0_is_its_last_frame(
     assert told.endswith(b"\n\n")
     assert b"error" in told
     writer.close()
+
+
+def test_what_was_held_back_for_a_client_that_has_gone_is_dropped() -> None:
+    async def answer() -> None:
+        loop = asyncio.get_running_loop()
+        gone: asyncio.Future[OneWrite] = loop.create_future()
+
+        class Server(asyncio.Protocol):
+            def connection_made(self, transport: Any) -> None:
+                self.answer = OneWrite(transport)
+                self.answer.hold()
+                self.answer.write(b"a head")
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                gone.set_result(self.answer)
+
+        server = await loop.create_server(Server, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.transport.abort()
+        held = await asyncio.wait_for(gone, PATIENCE_S)
+        await asyncio.sleep(0)
+        held.release()
+        server.close()
+
+    loop = uvloop.new_event_loop()  # which raises where asyncio only warns
+    loop.run_until_complete(answer())
+    loop.close()
