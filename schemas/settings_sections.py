@@ -215,8 +215,8 @@ class ProxySettings(Section):
     """How far back a session is looked for in the log."""
     context_window: int = Field(default=0, ge=0)
     """Tokens of prompt and reply; 0: what the engine says."""
-    stream_frame_s: float = Field(default=0.04, ge=0)
-    """Least time between two frames of a stream; the first token leaves at once. 0: a frame for every token."""
+    stream_frame_s: float = Field(default=0.05, ge=0)
+    """Time between two frames of a stream, about; the first token leaves at once. 0: a frame for every token."""
     keepalive_s: float = Field(default=10.0, gt=0)
     """A comment frame on quiet streams."""
     record_routed_experts: Literal["auto", "off"] = "auto"
