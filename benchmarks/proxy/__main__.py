@@ -57,12 +57,12 @@ class Bench:
                 else:
                     router = uvloop.run(found.cost(stage, 512, stream=False))
             for api in turns.APIS:
-                (one,) = uvloop.run(turns.cost(stage, api, 1, 512, rounds=10))
+                (one,) = uvloop.run(turns.cost(stage, api, 1, 512, rounds=20))
                 peer = router if api == "native" else None
                 self._add(f"{api}, 1 turn of 512 tokens", "CPU-ms/request", one, "<= 2.0", peer)
-                (twenty,) = uvloop.run(turns.cost(stage, api, 20, 256, rounds=1))
+                (twenty,) = uvloop.run(turns.cost(stage, api, 20, 256, rounds=2))
                 self._add(f"{api}, 20 turns of 256", "CPU-ms/request", twenty, "<= 2.5")
-                fifty = uvloop.run(turns.cost(stage, api, 50, 128, rounds=2, steps=5))
+                fifty = uvloop.run(turns.cost(stage, api, 50, 128, rounds=6, steps=5))
                 self._add(f"{api}, 50 turns of 128", "CPU-ms/request", sum(fifty) / len(fifty), "<= 2.5")
                 growth = fifty[-1] / fifty[0]
                 self._add(f"{api}, last ten of 50 turns over the first ten", "ratio", growth, "<= 1.3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any, Literal
 
 from benchmarks.proxy.stage import Client, Stage, at_once, client_of
@@ -52,9 +53,10 @@ class Talker:
 async def cost(stage: Stage, api: Api, turns: int, reply: int, rounds: int, steps: int = 1) -> list[float]:
     """CPU-ms per request, for each of `steps` equal parts of a conversation of `turns` turns with `reply` tokens each.
 
-    `rounds` times 32 conversations at once, all of them in step.
+    `rounds` times 32 conversations at once, all of them in step; the median round counts, but of single turns, which the
+    kernel's clock is too coarse for, the mean.
     """
-    seconds = [0.0] * steps
+    seconds: list[list[float]] = [[] for _ in range(steps)]
     async with client_of(stage) as client:
         await _warm_up(client, api, reply)
         for number in range(rounds):
@@ -64,10 +66,11 @@ async def cost(stage: Stage, api: Api, turns: int, reply: int, rounds: int, step
                 before = stage.cpu()
                 for _ in range(turns // steps):
                     await at_once(AT_ONCE, lambda i: talkers[i].turn())  # noqa: B023 - awaited inside the loop
-                seconds[step] += stage.cpu() - before
+                seconds[step].append(stage.cpu() - before)
             await at_once(AT_ONCE, lambda i: talkers[i].end())  # noqa: B023
-    requests = rounds * AT_ONCE * (turns // steps)
-    return [s / requests * 1000 for s in seconds]
+    requests = AT_ONCE * (turns // steps)
+    middle = statistics.median if turns > 1 else statistics.fmean
+    return [middle(spent) / requests * 1000 for spent in seconds]
 
 
 async def _warm_up(client: Client, api: Api, reply: int) -> None:
