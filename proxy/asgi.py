@@ -28,6 +28,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _JSON = (b"content-type", b"application/json")
+_PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -167,26 +168,24 @@ class Call:
         head += [
             (name.encode(), value.encode("latin-1", "replace")) for name, value in (headers or {}).items()
         ]
+        await self._whole(status, head, raw)
+
+    async def text(self, raw: bytes) -> None:
+        """One plain text answer, in Prometheus' format."""
+        await self._whole(200, [_PROMETHEUS, (b"content-length", str(len(raw)).encode())], raw)
+
+    async def _whole(self, status: int, head: list[tuple[bytes, bytes]], raw: bytes) -> None:
+        """Head and body in one piece: a head of its own would wake the client twice."""
         self.started = True
         connection: Connection | None = self.scope.get(CONNECTION)
         if connection is not None:
-            connection.hold()  # a head of its own would wake the client twice
+            connection.hold()
         try:
             await self._send({"type": "http.response.start", "status": status, "headers": head})
             await self._send({"type": "http.response.body", "body": raw})
         finally:
             if connection is not None:
                 connection.release()
-
-    async def text(self, raw: bytes) -> None:
-        """One plain text answer, in Prometheus' format."""
-        self.started = True
-        head = [
-            (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
-            (b"content-length", str(len(raw)).encode()),
-        ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": head})
-        await self._send({"type": "http.response.body", "body": raw})
 
     async def start_events(self) -> None:
         """Open a stream of server-sent events."""

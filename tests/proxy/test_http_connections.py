@@ -139,6 +139,7 @@ def test_what_was_held_back_for_a_client_that_has_gone_is_dropped() -> None:
         held = await asyncio.wait_for(gone, PATIENCE_S)
         await asyncio.sleep(0)
         held.release()
+        assert held.is_closing()
         server.close()
 
     loop = uvloop.new_event_loop()  # which raises where asyncio only warns

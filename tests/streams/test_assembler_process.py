@@ -95,6 +95,14 @@ class Stage:
             return 0
         return sum(bool(member.assignment.topic_partitions) for member in described.members)
 
+    def send(self, groups: dict[str, list[list[ev.Event]]], part: slice) -> None:
+        """This part of each session."""
+        for sessions in groups.values():
+            for session in sessions:
+                for event in session[part]:
+                    self.producer.send(event)
+        self.producer.flush()
+
     def close(self) -> None:
         for child in self.children:
             if child.poll() is None:
@@ -120,19 +128,11 @@ def test_kill_9_in_the_middle_loses_no_group_and_every_repetition_is_the_same_fa
     stage.produce(names(32))
     # half of each later group is in the log when the first one dies: its state dies with it
     halves = {name: group(name, 4, at=system_clock()) for name in names(32, 32)}
-    for sessions in halves.values():
-        for session in sessions:
-            for event in session[:2]:
-                stage.producer.send(event)
-    stage.producer.flush()
+    stage.send(halves, slice(2))
     stage.until(lambda: len(stage.completions()) >= 8, "the first assembler completes nothing")
     os.killpg(first.pid, signal.SIGKILL)
     first.wait(10)
-    for sessions in halves.values():
-        for session in sessions:
-            for event in session[2:]:
-                stage.producer.send(event)
-    stage.producer.flush()
+    stage.send(halves, slice(2, None))
 
     second = stage.start()
     stage.until(lambda: set(stage.completions()) == set(names(64)), "groups are missing")
@@ -182,11 +182,7 @@ def test_killed_while_records_are_deleted_up_to_its_marks_it_goes_on(stage: Stag
     assert delete_before(kafka, topics.SEGMENTS, marks) == marks
     os.killpg(first.pid, signal.SIGKILL)
     first.wait(10)
-    for sessions in halves.values():
-        for session in sessions:
-            for event in session[2:]:
-                stage.producer.send(event)
-    stage.producer.flush()
+    stage.send(halves, slice(2, None))
     stage.start()
     stage.until(lambda: set(stage.completions()) == set(names(48)), "groups are missing after the restart")
     assert not [event for event in stage.said if isinstance(event, ev.GroupFailed)]
